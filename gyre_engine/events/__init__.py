@@ -1,0 +1,42 @@
+"""Every event type, its schema version, the msgpack codec and the upcasters.
+
+One module a family of topics: `executions` (executions, tool-events, scores), `calls` (model-calls, trees), `cells` (cells,
+commands, water-level), `training` (trajectories, micro-steps, training, runs, dead-letters).
+"""
+
+from gyre_engine.events import calls, cells, executions, training
+from gyre_engine.events.codec import CodecError, Fields, Float32, Float64, Int32
+from gyre_engine.events.envelope import (
+    Event,
+    Recorded,
+    UnknownEvent,
+    decode,
+    derived_id,
+    encode,
+    event_types,
+    new_id,
+    now_us,
+    upcast,
+)
+
+__all__ = [
+    "CodecError",
+    "Event",
+    "Fields",
+    "Float32",
+    "Float64",
+    "Int32",
+    "Recorded",
+    "UnknownEvent",
+    "calls",
+    "cells",
+    "decode",
+    "derived_id",
+    "encode",
+    "event_types",
+    "executions",
+    "new_id",
+    "now_us",
+    "training",
+    "upcast",
+]
