@@ -1,0 +1,92 @@
+"""A packed micro-step: everything a cell needs to add its gradient, in one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DTYPES = {
+    "ids": "<i4",
+    "position": "<i4",
+    "end": "<i4",
+    "src": "<i4",
+    "dst": "<i4",
+    "logprobs": "<f4",
+    "versions": "<i4",
+    "weight": "<f8",
+    "sequence": "<i4",
+}
+
+
+class InvalidMicroStep(ValueError):
+    """The fields of a micro-step do not fit together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedMicroStep:
+    """Trees of one or more executions, depth-first, side by side; n tokens, m targets.
+
+    ids:         int32[n]
+    position:    int32[n] depth of the token on its path, from 0 at each root
+    end:         int32[n] end of the token's subtree: key j is visible to query i iff j <= i < end[j]
+    src, dst:    int32[m] row src predicts token dst; dst ascends
+    logprobs:    float32[m] behaviour log-probabilities of the targets
+    versions:    int32[m] weight version under which each target was sampled
+    weight:      float64[m] advantage x the target's share of its execution (two-level: 1 / trained tokens)
+    sequence:    int32[m] the target's trajectory, numbered within the micro-step
+    executions:  (execution, first target, count), in order
+    """
+
+    ids: NDArray[np.int32]
+    position: NDArray[np.int32]
+    end: NDArray[np.int32]
+    src: NDArray[np.int32]
+    dst: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    weight: NDArray[np.float64]
+    sequence: NDArray[np.int32]
+    executions: tuple[tuple[str, int, int], ...]
+
+    def __post_init__(self) -> None:
+        tokens, targets = len(self.ids), len(self.dst)
+        for name in _DTYPES:
+            expected = tokens if name in ("ids", "position", "end") else targets
+            found = len(getattr(self, name))
+            if found != expected:
+                raise InvalidMicroStep(f"micro-step field {name} has {found} entries, expected {expected}")
+        if targets and not (self.src.min() >= 0 and np.all(self.src < self.dst) and self.dst.max() < tokens):
+            raise InvalidMicroStep("micro-step: every target needs a row before it, within the pack")
+
+    @property
+    def tokens(self) -> int:
+        """Packed tokens: the cost of the forward pass."""
+        return len(self.ids)
+
+    @property
+    def targets(self) -> int:
+        """Trained tokens."""
+        return len(self.dst)
+
+    def to_fields(self) -> dict[str, Any]:
+        """Plain fields for msgpack: arrays as little-endian bytes (`bin`), executions as lists."""
+        arrays = {name: getattr(self, name).astype(dtype, copy=False).tobytes() for name, dtype in _DTYPES.items()}
+        return {**arrays, "executions": [list(entry) for entry in self.executions]}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> PackedMicroStep:
+        """The inverse of to_fields; unknown fields are ignored. Raises InvalidMicroStep."""
+        try:
+            arrays = {name: _array(fields[name], dtype) for name, dtype in _DTYPES.items()}
+            executions = tuple((str(name), int(first), int(count)) for name, first, count in fields["executions"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidMicroStep(f"cannot read a micro-step: {error!r}") from error
+        return cls(**arrays, executions=executions)
+
+
+def _array(data: bytes, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(data, dtype=dtype).astype(np.dtype(dtype).newbyteorder("="), copy=False)
