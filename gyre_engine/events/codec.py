@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import types
 import typing
 from collections.abc import Callable
@@ -70,8 +69,18 @@ def from_fields(cls: type[T], fields: Fields) -> T:
 Encode = Callable[[Any], Any]
 
 
-@functools.cache
-def _plan(cls: type) -> tuple[tuple[str, Encode, Encode], ...]:
+_Plan = tuple[tuple[str, Encode, Encode], ...]
+_PLANS: dict[Any, _Plan] = {}
+
+
+def _plan(cls: Any) -> _Plan:
+    plan = _PLANS.get(cls)
+    if plan is None:
+        plan = _PLANS[cls] = _make_plan(cls)
+    return plan
+
+
+def _make_plan(cls: Any) -> _Plan:
     if not dataclasses.is_dataclass(cls):
         raise CodecError(f"{cls!r} is not an event or a record")
     hints = typing.get_type_hints(cls, include_extras=True)

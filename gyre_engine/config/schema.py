@@ -1,0 +1,237 @@
+"""One typed, documented config: every section is a frozen dataclass, every field says what it means and in which unit.
+
+`docs/config.md` is generated from this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def opt(default: Any, doc: str) -> Any:
+    """A field with a default and its documentation."""
+    if isinstance(default, (list, dict)):
+        raise TypeError("defaults are immutable")
+    if callable(default):
+        return field(default_factory=default, metadata={"doc": doc})
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The run as a whole."""
+
+    name: str = opt("run", "Prefix of the run's name; the time is added.")
+    steps: int = opt(10, "Optimizer updates to make.")
+    seed: int = opt(0, "Seeds task order and sampling.")
+    store: str = opt("", "fsspec URL for work products, checkpoints and archives; empty: a folder of the stack.")
+    checkpoint_every: int = opt(10, "Steps between two checkpoints; the last step is always stored. 0: only the last.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The policy."""
+
+    path: str = opt("", "Folder with the initial weights in Hugging Face form (config.json, model.safetensors, tokenizer.json).")
+    name: str = opt("policy", "The name under which agents ask for the policy.")
+    aliases: tuple[str, ...] = opt((), "Further names that mean the policy, e.g. those that a harness insists on.")
+    renderer: str = opt("auto", "Name of the renderer (package `renderers`) that turns messages into token ids.")
+    context: int = opt(4096, "Longest prompt + output in tokens.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    """Sampling belongs to the run: these override what a client asks (learning rule 2)."""
+
+    temperature: float = opt(1.0, "Sampling temperature; the trainer scales its logits by the same.")
+    top_p: float = opt(1.0, "Nucleus; below 1 the tokens are truncated and not trained on.")
+    top_k: int = opt(0, "0: off. Above 0 the tokens are truncated and not trained on.")
+    max_tokens: int = opt(1024, "Most output tokens of one call.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellsConfig:
+    """Cells: what samples and trains."""
+
+    count: int = opt(3, "K: number of cells; cell 0 is the core.")
+    engine: str = opt("native", "native (torch on the CPU) or sglang.")
+    capacity: int = opt(64, "C_e: executions that one cell serves at once.")
+    kv_tokens: int = opt(65536, "Tokens in the KV cache of one engine.")
+    lease_s: float = opt(60.0, "A member of a step that shows no progress for this long is released.")
+    threads: int = opt(1, "Torch threads a process.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaConfig:
+    """The log."""
+
+    bootstrap_servers: str = opt("", "Brokers of yours; empty: Gyre starts an embedded Apache Kafka.")
+    prefix: str = opt("gyre", "Prefix of every topic, group and transactional id.")
+    partitions: int = opt(4, "Partitions of the execution-keyed topics of a new run.")
+    replication: int = opt(0, "Replicas a topic; 0: 1 on the embedded broker, 3 elsewhere.")
+    allow_weak: bool = opt(False, "Accept a broker of yours with fewer than 3 replicas or min.insync.replicas < 2.")
+    delivery_timeout_s: float = opt(30.0, "How long an append may stay unacknowledged before it fails.")
+    librdkafka: dict[str, str] = opt(dict, "Further librdkafka settings for every client (security.protocol, sasl.*, ssl.*).")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClickHouseConfig:
+    """Analytics."""
+
+    enabled: bool = opt(True, "Whether events are kept in ClickHouse.")
+    url: str = opt("", "A ClickHouse server of yours, http://user:password@host:port/database; empty: embedded chDB.")
+    flush_ms: int = opt(500, "Longest time that a row waits for its batch.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyConfig:
+    """The endpoint that agents call."""
+
+    host: str = opt("127.0.0.1", "Address to bind.")
+    port: int = opt(0, "Port; 0: a free one.")
+    wait_limit_s: float = opt(120.0, "How long a call waits for a sampling cell or for the log before a retryable error.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig:
+    """Dispatching and running executions."""
+
+    max_concurrent: int = opt(16, "Harnesses that run at once.")
+    sandbox: str = opt("bubblewrap", "bubblewrap, or none (agents run with your rights: only for tasks you trust).")
+    overall_timeout_s: float = opt(14400.0, "Wall clock limit of an execution; beyond it the execution is discarded.")
+    harness_timeout_s: float = opt(0.0, "Served time limit; 0: the task's [agent] timeout_sec.")
+    attempts: int = opt(3, "Attempts at one place of a group (lost engines, environments that do not come up).")
+    memory_mb: int = opt(2048, "Memory of one workspace's processes.")
+    processes: int = opt(128, "Processes of one workspace.")
+    output_mb: int = opt(64, "Largest file that a workspace's process may write.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessConfig:
+    """The agent."""
+
+    name: str = opt("mini", "mini, mini-swe-agent or command.")
+    command: str = opt("", "For `command`: a line with {base_url}, {api_key}, {model}, {workspace}, {instruction}.")
+    system: str = opt("", "For `mini`: the system message; empty: its own.")
+    tools: tuple[str, ...] = opt(("write", "bash"), "For `mini`: the tools that it offers.")
+    check: str = opt("", "For `mini`: a command whose output follows every write, e.g. the visible tests.")
+    max_turns: int = opt(50, "Turn budget: model calls of one execution.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSourceConfig:
+    """One [[data]] source."""
+
+    name: str = opt("", "Name; empty: the folder's.")
+    path: str = opt("", "Folder of Harbor task directories.")
+    split: str = opt("train", "train, val or test. A task in two of them is refused.")
+    weight: float = opt(1.0, "Share among the sources of its split.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """How much work makes a step, and how far ahead it is dispatched."""
+
+    groups: int = opt(16, "B: groups a step.")
+    group_size: int = opt(8, "N: executions a group.")
+    mu: int = opt(1, "Steps between two publications of weights to the samplers (a burst).")
+    phi: int = opt(1, "Steps' worth of groups dispatched ahead. Staleness is at most phi + mu - 1.")
+    micro_step_tokens: int = opt(4096, "Packed tokens of a micro-step.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """Groups and their baseline."""
+
+    min: int = opt(2, "Executions that must count for a group to train.")
+    deviation_floor: float = opt(0.01, "Floor of the group's deviation, in units of the reward range.")
+    reward_range: float = opt(1.0, "Largest reward less the smallest.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionConfig:
+    """What of an execution's tree is trained on."""
+
+    j_max: int = opt(5, "Trajectories trained per execution.")
+    roles: tuple[str, ...] = opt(
+        ("main", "main-summary", "sub-agent", "sub-agent-summary"), "Roles that are trained, in falling priority."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossConfig:
+    """The loss."""
+
+    name: str = opt("ppo", "Policy loss.")
+    aggregate: str = opt("two-level", "How token losses become one: two-level is tokens, then executions.")
+    clip_low: float = opt(0.2, "PPO clip below.")
+    clip_high: float = opt(0.28, "PPO clip above.")
+    importance_cap: float = opt(2.0, "Cap of the importance weight between engine and trainer.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW."""
+
+    lr: float = opt(2e-4, "Learning rate.")
+    beta1: float = opt(0.9, "AdamW beta 1.")
+    beta2: float = opt(0.95, "AdamW beta 2.")
+    eps: float = opt(1e-8, "AdamW epsilon.")
+    weight_decay: float = opt(0.0, "Weight decay.")
+    clip_norm: float = opt(1.0, "Gradient norm is clipped to this; 0: never.")
+    warmup_steps: int = opt(0, "Steps of linear warm-up.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringConfig:
+    """The scorer whose scores admission reads."""
+
+    scorer: str = opt("verifier", "verifier, or MODULE:CLASS.")
+    attempts: int = opt(2, "Evaluations of one execution before a failure is final.")
+    concurrent: int = opt(2, "Verifiers that run at once.")
+    weights: dict[str, float] = opt(dict, "reward.weights: weight of each key of a reward.json that has several.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """Evaluation, apart from training."""
+
+    every: int = opt(0, "Steps between two evaluations on `split`; 0: none.")
+    split: str = opt("val", "Split of the evaluations during training.")
+    before: str = opt("", "Split evaluated before the first step; empty: none.")
+    after: str = opt("", "Split evaluated after the last step; empty: none.")
+    tasks: int = opt(0, "Tasks of an evaluation; 0: all of the split.")
+    samples: int = opt(1, "Executions a task.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingConfig:
+    """The policy that switches roles."""
+
+    policy: str = opt("elastic", "Name of the policy.")
+    slack: float = opt(1.0, "Cells' worth of capacity that must stay free when a cell leaves sampling.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A whole experiment."""
+
+    run: RunConfig = opt(RunConfig, "")
+    model: ModelConfig = opt(ModelConfig, "")
+    sampling: SamplingConfig = opt(SamplingConfig, "")
+    cells: CellsConfig = opt(CellsConfig, "")
+    kafka: KafkaConfig = opt(KafkaConfig, "")
+    clickhouse: ClickHouseConfig = opt(ClickHouseConfig, "")
+    proxy: ProxyConfig = opt(ProxyConfig, "")
+    runner: RunnerConfig = opt(RunnerConfig, "")
+    harness: HarnessConfig = opt(HarnessConfig, "")
+    data: tuple[DataSourceConfig, ...] = opt((), "Task sources.")
+    batch: BatchConfig = opt(BatchConfig, "")
+    group: GroupConfig = opt(GroupConfig, "")
+    selection: SelectionConfig = opt(SelectionConfig, "")
+    loss: LossConfig = opt(LossConfig, "")
+    optimizer: OptimizerConfig = opt(OptimizerConfig, "")
+    scoring: ScoringConfig = opt(ScoringConfig, "")
+    eval: EvalConfig = opt(EvalConfig, "")
+    scheduling: SchedulingConfig = opt(SchedulingConfig, "")

@@ -1,0 +1,1 @@
+"""The broker, ClickHouse, the local stack, and `gyre` (the CLI)."""

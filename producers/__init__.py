@@ -1,0 +1,1 @@
+"""What happens outside becomes events: the proxy, the runner, the cells."""

@@ -1,0 +1,1 @@
+"""Faust stream processors: events to derived events."""
