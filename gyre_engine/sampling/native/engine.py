@@ -1,0 +1,256 @@
+"""The native engine: one thread computes, the event loop asks and listens.
+
+promises  an idle or paused engine uses no CPU; importing starts nothing, so a process may be forked up to the constructor;
+          an error of the thread ends every request with EngineFailed, and the engine takes no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from os import PathLike
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from gyre_engine.sampling.native.batcher import Batcher, Limits
+from gyre_engine.sampling.native.sampler import request_key
+from gyre_engine.sampling.native.sequence import Sequence as Running
+from gyre_engine.sampling.native.shape import read_shape
+from gyre_engine.sampling.native.weights import Weights, read_weights
+from gyre_engine.sampling.port import (
+    Chunk,
+    ContextTooLong,
+    EngineError,
+    EngineFailed,
+    EngineNotServing,
+    EngineStats,
+    GenerateRequest,
+    WeightsUnreadable,
+)
+
+Answer = TypeVar("Answer")
+Mail = Chunk | EngineError
+
+FLUSH_SECONDS = 0.02  # sampled ids are delivered together, at most this late: a wake-up a token would cost more than the token
+
+
+class _Stream:
+    """Where the chunks of one request go: a queue of the loop that asked."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.queue: asyncio.Queue[Mail] = asyncio.Queue()
+
+
+class NativeEngine:
+    """An InferenceEngine over a Hugging Face folder (Qwen3, Qwen2 or Llama), in fp32 on one CPU thread.
+
+    max_context is the model's own where not given; KV memory is touched as it is used, up to twice kv_capacity tokens.
+    """
+
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        version: str,
+        *,
+        kv_capacity: int = 131072,
+        max_batch: int = 64,
+        max_context: int | None = None,
+        prefill_chunk: int = 512,
+    ) -> None:
+        self._shape = read_shape(Path(folder))
+        context = min(max_context or self._shape.max_context, self._shape.max_context)
+        self._limits = Limits(max_batch, context, kv_capacity, prefill_chunk)
+        self._batcher = Batcher(self._shape, read_weights(Path(folder), self._shape), version, self._limits)
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._outbox: list[tuple[_Stream, Mail]] = []
+        self._streams: dict[str, _Stream] = {}
+        self._wake = threading.Condition()
+        self._paused = self._closed = False
+        self._failure: EngineFailed | None = None
+        self._flushed = 0.0
+        self._thread = threading.Thread(target=self._run, name="native-engine", daemon=True)
+        self._thread.start()
+
+    # The event loop's side.
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """See InferenceEngine."""
+        self._check(request)
+        stream, ended = _Stream(), False
+        sequence = self._sequence(request, stream)
+        try:
+            await self._ask(lambda: self._submit(sequence, stream))
+            while not ended:
+                mail = await stream.queue.get()
+                if isinstance(mail, EngineError):
+                    raise mail
+                ended = mail.finish_reason is not None
+                yield mail
+        finally:
+            if not ended:
+                self._post(lambda: self._batcher.abort(lambda s: s is sequence))
+
+    async def abort(self, rid: str | None) -> None:
+        """See InferenceEngine."""
+        await self._ask(lambda: self._batcher.abort(lambda s: rid is None or s.rid == rid))
+
+    async def pause(self, *, abort: bool) -> None:
+        """See InferenceEngine."""
+        await self._ask(lambda: self._pause(abort))
+
+    async def resume(self) -> None:
+        """See InferenceEngine."""
+        await self._ask(lambda: setattr(self, "_paused", False))
+
+    async def load_weights(self, folder: str | PathLike[str], version: str) -> None:
+        """See InferenceEngine. Sampling goes on while the files are read."""
+        weights = await asyncio.to_thread(self._read, Path(folder))
+        await self._ask(lambda: self._batcher.swap(weights, version))
+
+    async def score(self, input_ids: Sequence[int], *, temperature: float = 1.0) -> tuple[float, ...]:
+        """See InferenceEngine. Decoding waits meanwhile."""
+        ids = [int(token) for token in input_ids]
+        if len(ids) > self._limits.max_context:
+            raise ContextTooLong(len(ids), self._limits.max_context + 1)
+        return tuple(await self._ask(lambda: self._batcher.score(ids, temperature)))
+
+    async def stats(self) -> EngineStats:
+        """See InferenceEngine."""
+        return await self._ask(lambda: self._batcher.stats(paused=self._paused))
+
+    async def close(self) -> None:
+        """See InferenceEngine."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _check(self, request: GenerateRequest) -> None:
+        length, limit = len(request.input_ids), self._limits.longest
+        if length >= limit:
+            raise ContextTooLong(length, limit)
+        if not length:
+            raise ValueError(f"request {request.rid} has no input ids: give at least one")
+        if not 0 <= min(request.input_ids) <= max(request.input_ids) < self._shape.vocab:
+            raise ValueError(f"request {request.rid} has ids outside 0..{self._shape.vocab - 1}: was it made with another tokenizer?")
+
+    def _sequence(self, request: GenerateRequest, stream: _Stream) -> Running:
+        return Running(
+            rid=request.rid,
+            ids=[int(token) for token in request.input_ids],
+            params=request.params,
+            key=request_key(request.params.seed, request.rid),
+            limit=self._limits.longest,
+            deliver=lambda chunk: self._outbox.append((stream, chunk)),
+        )
+
+    def _read(self, folder: Path) -> Weights:
+        shape = read_shape(folder)
+        if shape != self._shape:
+            raise WeightsUnreadable(f"{folder} holds {shape}, the engine runs {self._shape}: start another engine for another model")
+        return read_weights(folder, shape)
+
+    async def _ask(self, question: Callable[[], Answer]) -> Answer:
+        """Have the thread run something between two steps; its answer or error."""
+        future: Future[Answer] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(question())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._post(answer, future.set_exception)
+        return await asyncio.wrap_future(future)
+
+    def _post(self, work: Callable[[], None], refuse: Callable[[EngineError], None] = lambda _: None) -> None:
+        with self._wake:
+            if self._closed or self._failure:
+                refuse(self._failure or EngineNotServing("the native engine was closed: ask another one"))
+                return
+            self._inbox.append(work)
+            self._wake.notify()
+
+    # The thread's side.
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        try:
+            with torch.inference_mode():
+                while self._turn():
+                    pass
+            self._end(EngineNotServing("the native engine was closed: ask another one"))
+        except Exception as error:
+            failure = EngineFailed(f"the native engine's thread broke: {error!r}: restart the engine")
+            failure.__cause__ = error
+            self._end(failure)
+
+    def _turn(self) -> bool:
+        """Wait for work, hear what is asked, compute a step, deliver; False when the engine is closed."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._closed or self._inbox or (self._batcher.busy and not self._paused))
+            if self._closed:
+                return False
+            letters = list(self._inbox)
+            self._inbox.clear()
+        for letter in letters:
+            letter()
+        if self._batcher.busy and not self._paused:
+            self._batcher.step()
+        self._deliver()
+        return True
+
+    def _submit(self, sequence: Running, stream: _Stream) -> None:
+        if self._paused:
+            raise EngineNotServing("the engine is paused: ask another one, or this one after it resumed")
+        if sequence.rid in self._streams:
+            raise ValueError(f"request {sequence.rid} is already in flight: a rid names one request")
+        self._streams[sequence.rid] = stream
+        self._batcher.submit(sequence)
+
+    def _pause(self, abort: bool) -> None:
+        self._paused = True
+        self._batcher.flush()
+        if abort:
+            self._batcher.abort(lambda _: True)
+
+    def _deliver(self) -> None:
+        now = time.monotonic()
+        if now - self._flushed >= FLUSH_SECONDS:
+            self._batcher.flush()
+            self._flushed = now
+        if self._outbox:
+            self._send(self._outbox)
+            self._outbox = []
+
+    def _send(self, mails: list[tuple[_Stream, Mail]]) -> None:
+        """One wake-up a loop, however many requests it listens to."""
+        for stream, mail in mails:
+            if isinstance(mail, EngineError) or mail.finish_reason is not None:
+                self._streams = {rid: s for rid, s in self._streams.items() if s is not stream}
+        for loop in {stream.loop for stream, _ in mails}:
+            own = [(stream.queue, mail) for stream, mail in mails if stream.loop is loop]
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_put_all, own)
+
+    def _end(self, error: EngineFailed | EngineNotServing) -> None:
+        """Tell everybody who listens, and refuse what was asked and not heard."""
+        with self._wake:
+            self._closed = True
+            self._failure = error if isinstance(error, EngineFailed) else None
+            letters = list(self._inbox)
+        self._send([*self._outbox, *((stream, error) for stream in self._streams.values())])
+        for letter in letters:
+            letter()
+
+
+def _put_all(mails: list[tuple[asyncio.Queue[Mail], Mail]]) -> None:
+    for queue, mail in mails:
+        queue.put_nowait(mail)

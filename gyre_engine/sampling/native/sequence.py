@@ -1,0 +1,61 @@
+"""One request inside the native engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gyre_engine.sampling.port import Chunk, FinishReason, SamplingParams
+
+Deliver = Callable[[Chunk], None]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Input and output ids in one list, and how far the KV in its slot reaches.
+
+    key:       starts its random numbers
+    limit:     how long ids may become
+    computed:  tokens whose KV is in the slot, under the current weights
+    sent:      output ids delivered
+    """
+
+    rid: str
+    ids: list[int]
+    params: SamplingParams
+    key: int
+    limit: int
+    deliver: Deliver
+    inputs: int = 0
+    computed: int = 0
+    sent: int = 0
+    cached_tokens: int | None = None
+    logprobs: list[float] = field(default_factory=list)
+    stops: frozenset[int] = frozenset()
+    aborted: bool = False
+
+    def __post_init__(self) -> None:
+        self.inputs = len(self.ids)
+        self.limit = min(self.limit, self.inputs + self.params.max_tokens)
+        self.stops = frozenset(self.params.stop_token_ids)
+
+    @property
+    def sampled(self) -> int:
+        """How many ids were sampled."""
+        return len(self.ids) - self.inputs
+
+    def add(self, token: int, logprob: float) -> FinishReason | None:
+        """Append a sampled id; why the sequence ends with it, if it does."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        if token in self.stops:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.ids) >= self.limit else None
+
+    def send(self, version: str, reason: FinishReason | None = None) -> None:
+        """Deliver what was sampled since the last time; nothing where there is nothing to say."""
+        if self.sampled == self.sent and reason is None:
+            return
+        ids, logprobs = self.ids[self.inputs + self.sent :], self.logprobs[self.sent :]
+        self.sent = self.sampled
+        self.deliver(Chunk(tuple(ids), tuple(logprobs), version, reason, self.cached_tokens or 0))
