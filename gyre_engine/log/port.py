@@ -6,12 +6,13 @@ the Faust apps). Topics are named without their prefix here (`model-calls`); an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 from gyre_engine.events import Event, Recorded
+from gyre_engine.events.training import DeadLetter
 
 TOPICS: tuple[str, ...] = (
     "executions",
@@ -29,7 +30,9 @@ TOPICS: tuple[str, ...] = (
 )
 """Topics of one run. `runs` is one for all runs and compacted."""
 
-SINGLE_PARTITION: frozenset[str] = frozenset({"commands", "training", "micro-steps", "water-level", "cells", "trajectories", "runs"})
+SINGLE_PARTITION: frozenset[str] = frozenset(
+    {"commands", "training", "micro-steps", "water-level", "cells", "trajectories", "runs"}
+)
 """Topics whose order matters as a whole; all others have `kafka.partitions` partitions (equal for all execution-keyed topics)."""
 
 STRICT: frozenset[str] = frozenset({"training", "commands"})
@@ -49,8 +52,20 @@ Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) -> offset of the next event to read."""
 
 
+OnDeadLetter = Callable[[DeadLetter], None]
+"""Called with each record that a reader passes over: its place, its key, the reason."""
+
+
 class LogUnavailable(RuntimeError):
     """The log did not answer or acknowledge within the limit; the text names the servers and how long was waited."""
+
+
+class UnknownTopic(LogUnavailable):
+    """The topic does not exist on the log; the text names it and the remedy."""
+
+
+class EventTooLarge(ValueError):
+    """The event has more bytes than the log takes; the text names its type, its size and the limit."""
 
 
 class UnreadableEvent(RuntimeError):
@@ -63,8 +78,9 @@ class Follower(Protocol):
     def poll(self, timeout: float, limit: int = 1000) -> list[Recorded]:
         """Up to `limit` events; an empty list after `timeout` seconds without any."""
 
-    def commit(self) -> None:
-        """Store the positions of all that `poll` has returned under the group (error where there is no group)."""
+    def commit(self, positions: Offsets | None = None) -> None:
+        """Store the positions of all that `poll` has returned, or `positions`, under the group (error where there is none).
+        What was passed over on the way stands among the dead letters first."""
 
     def positions(self) -> dict[tuple[str, int], int]:
         """Next offset a partition."""
@@ -78,6 +94,10 @@ class Follower(Protocol):
     def mark_end(self) -> None:
         """Note the present ends as the mark for `at_end`."""
 
+    @property
+    def dead_lettered(self) -> int:
+        """How many records this follower passed over."""
+
     def close(self) -> None: ...
 
 
@@ -86,9 +106,7 @@ class Log(Protocol):
 
     run: str
 
-    def append(
-        self, event: Event, *, cause: str | None = None, id: str | None = None, at: int | None = None
-    ) -> Future[Place]:
+    def append(self, event: Event, *, cause: str | None = None, id: str | None = None, at: int | None = None) -> Future[Place]:
         """Put `event` on its topic under its key. The future resolves when all in-sync replicas have it, or fails with
         LogUnavailable within `kafka.delivery_timeout`. `id` is given for derived events; `at` defaults to the clock
         (derived events pass their cause's time)."""
@@ -101,10 +119,21 @@ class Log(Protocol):
         partition. Ends also where offsets have holes (aborted transactions)."""
 
     def follow(
-        self, topics: Sequence[str], *, start: Offsets | None = None, from_end: bool = False, group: str | None = None
+        self,
+        topics: Sequence[str],
+        *,
+        start: Offsets | None = None,
+        from_end: bool = False,
+        group: str | None = None,
+        reader: str = "",
+        on_dead_letter: OnDeadLetter | None = None,
     ) -> Follower:
         """Follow topics from `start`, from the end, from the group's committed positions (beginning where it has none), or
-        from the beginning."""
+        from the beginning. `reader` (default: the group) signs the dead letters; `on_dead_letter` hears of each one."""
+
+    @property
+    def dead_lettered(self) -> int:
+        """How many records the readers of this handle passed over."""
 
     def ends(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
         """Offset after the last event, a partition."""

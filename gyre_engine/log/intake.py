@@ -1,0 +1,118 @@
+"""From records to events, the same for every implementation of the port.
+
+A record that cannot be read (bytes that are no event, a null value, an unknown type or version) stops the reader on a STRICT topic.
+Elsewhere it goes to `dead-letters` with its place and the reason, is counted, and is passed over (log-rules, 16). Two exceptions:
+a null value on `runs` is a tombstone, and a dead letter that cannot be read is only counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from gyre_engine.events import CodecError, Recorded, decode, derived_id, encode
+from gyre_engine.events.training import DeadLetter
+from gyre_engine.log.names import RUNS
+from gyre_engine.log.port import STRICT, Log, OnDeadLetter, Place, UnreadableEvent
+
+DEAD_LETTERS = "dead-letters"
+VALUE_LIMIT = 64 * 1024
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A record as it stands on the log; `at_ms` is the log's timestamp."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    at_ms: int
+
+
+class Intake:
+    """Decodes one reader's records, and sends on those that cannot be read."""
+
+    def __init__(self, to: Log, reader: str, on_dead_letter: OnDeadLetter | None = None) -> None:
+        self._log = to
+        self._reader = reader
+        self._on_dead_letter = on_dead_letter
+        self._unacknowledged: list[Future[Place]] = []
+        self._stopped: UnreadableEvent | None = None
+        self.dead_lettered = 0
+
+    def take_all(self, records: Iterable[Raw], positions: dict[tuple[str, int], int]) -> list[Recorded]:
+        """The events of `records` in order, moving `positions` past them. Where one stops the reader, what came before it is
+        returned first and the next call raises."""
+        if self._stopped is not None:
+            raise self._stopped
+        events: list[Recorded] = []
+        for raw in records:
+            try:
+                event = self.take(raw)
+            except UnreadableEvent as error:
+                self._stopped = error
+                break
+            positions[raw.topic, raw.partition] = raw.offset + 1
+            if event is not None:
+                events.append(event)
+        if self._stopped is not None and not events:
+            raise self._stopped
+        return events
+
+    def take(self, raw: Raw) -> Recorded | None:
+        """The event of a record, or None where it is passed over. Raises UnreadableEvent on a STRICT topic."""
+        if raw.value is None and raw.topic == RUNS:
+            return None
+        try:
+            return decode(raw.value, topic=raw.topic, partition=raw.partition, offset=raw.offset)
+        except CodecError as error:
+            self._pass_over(raw, str(error))
+            return None
+
+    def settle(self, timeout: float) -> None:
+        """Wait until every dead letter is acknowledged: only then may the positions past it be committed."""
+        while self._unacknowledged:
+            self._unacknowledged[0].result(timeout)
+            self._unacknowledged.pop(0)
+
+    def _pass_over(self, raw: Raw, reason: str) -> None:
+        place = f"{raw.topic}, partition {raw.partition}, offset {raw.offset}"
+        if raw.topic in STRICT:
+            raise UnreadableEvent(f"{place}: {reason}. {self._reader} stops here: every reader of {raw.topic} must see the same.")
+        self.dead_lettered += 1
+        log.warning("%s passes over %s: %s", self._reader, place, reason)
+        if raw.topic == DEAD_LETTERS:
+            return
+        letter = _letter(raw, self._reader, reason)
+        self._unacknowledged.append(send(self._log, letter, raw.at_ms * 1000))
+        if self._on_dead_letter is not None:
+            self._on_dead_letter(letter)
+
+
+def bury(to: Log, record: Recorded, reader: str, reason: str) -> Future[Place]:
+    """Send an event that could be read but not handled to `dead-letters`."""
+    raw = Raw(record.topic, record.partition, record.offset, None, encode(record), record.at // 1000)
+    return send(to, _letter(raw, reader, reason), record.at, cause=record.id)
+
+
+def send(to: Log, letter: DeadLetter, at: int, cause: str | None = None) -> Future[Place]:
+    """Append a dead letter under an id of its place and reader: sent twice, it is the same event."""
+    place = (letter.topic, str(letter.partition), str(letter.offset), letter.reader)
+    return to.append(letter, cause=cause, id=derived_id(place, DeadLetter.TYPE, DeadLetter.VERSION), at=at)
+
+
+def _letter(raw: Raw, reader: str, reason: str) -> DeadLetter:
+    return DeadLetter(
+        topic=raw.topic,
+        partition=raw.partition,
+        offset=raw.offset,
+        reader=reader,
+        reason=reason,
+        message_key=raw.key or b"",
+        value=(raw.value or b"")[:VALUE_LIMIT],
+    )

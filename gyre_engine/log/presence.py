@@ -1,0 +1,59 @@
+"""Whether the log's servers answer, said once when they go and once when they are back.
+
+A client library repeats such lines many times a second; they go to the logger `gyre.librdkafka`, which is silent by default.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from confluent_kafka import KafkaError
+
+log = logging.getLogger(__name__)
+client_log = logging.getLogger("gyre.librdkafka")
+client_log.setLevel(logging.CRITICAL + 1)
+
+
+class Presence:
+    """What all clients of one handle know about the servers together."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        self._lock = threading.Lock()
+        self._away = False
+        self._said: set[int] = set()
+
+    @property
+    def away(self) -> bool:
+        return self._away
+
+    def heard(self, error: KafkaError) -> None:
+        """Librdkafka's error callback."""
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._lost()
+        elif error.code() in (KafkaError._AUTHENTICATION, KafkaError._FATAL):
+            self._refused(error)
+
+    def answered(self) -> None:
+        """Some server answered one of the clients."""
+        if not self._away:
+            return
+        with self._lock:
+            was_away, self._away = self._away, False
+            self._said.clear()
+        if was_away:
+            log.warning("the log at %s answers again", self.servers)
+
+    def _lost(self) -> None:
+        with self._lock:
+            was_away, self._away = self._away, True
+        if not was_away:
+            log.warning("the log at %s does not answer; trying again until it does", self.servers)
+
+    def _refused(self, error: KafkaError) -> None:
+        with self._lock:
+            known = error.code() in self._said
+            self._said.add(error.code())
+        if not known:
+            log.error("the log at %s: %s", self.servers, error.str())
