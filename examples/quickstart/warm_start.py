@@ -123,6 +123,7 @@ def write_model(folder: Path, network: Network, tokenizer: Tokenizer) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {f"model.{name}": value.detach().to(torch.bfloat16).contiguous() for name, value in network.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     tokenizer.save(str(folder / "tokenizer.json"))
     end, padding = words.id_of(tokenizer, words.EOS), words.id_of(tokenizer, words.PADDING)
     contents = {
