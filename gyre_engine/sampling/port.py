@@ -1,7 +1,7 @@
 """The InferenceEngine port: token ids in, sampled ids with their log-probabilities and weight versions out.
 
-promises  every sampled id is delivered once, in order, with the log-probability it was sampled with and the version of the weights that
-          made it, the stop token included; an abort keeps what was sampled; a publication of weights aborts nothing.
+promises  every sampled id is delivered once, in order, the stop token included, with the log-probability it was sampled with and the
+          version of the weights that made it; an abort keeps what was sampled; a publication of weights aborts nothing.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class WeightsUnreadable(EngineError):
 
 
 class MismatchedOutput(EngineError):
-    """The engine's answer does not give one id and one log-probability per sampled token: the call is untrainable, nothing is invented."""
+    """The answer has not one id and one log-probability for each sampled token: the call is untrainable, nothing is invented."""
 
     def __init__(self, rid: str, ids: int | None, logprobs: int | None) -> None:
         found = f"{'no' if ids is None else ids} output ids and {'no' if logprobs is None else logprobs} log-probabilities"
-        super().__init__(f"request {rid}: the engine sent {found}: record the call as untrainable, and check the engine's version and flags")
+        super().__init__(f"request {rid}: the engine sent {found}: the call is untrainable; check the engine's version and flags")
         self.rid = rid
         self.ids = ids
         self.logprobs = logprobs
@@ -66,7 +66,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. temperature 0 is greedy (its log-probabilities are those at temperature 1); top_k 0, top_p 1 and min_p 0 are off."""
+    """How to sample. temperature 0 is greedy, with the log-probabilities of temperature 1; top_k 0, top_p 1 and min_p 0 are off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -87,11 +87,13 @@ class GenerateRequest:
 
     rid:        names the request for `abort`; unique among those in flight
     input_ids:  int32[n], n >= 1
+    streamed:   False where nobody waits for parts: they may come together at the end, which costs less
     """
 
     rid: str
     input_ids: Sequence[int]
     params: SamplingParams = SamplingParams()
+    streamed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ class InferenceEngine(Protocol):
         ...
 
     async def pause(self, *, abort: bool) -> None:
-        """Stop sampling and take no new request (EngineNotServing) until `resume`. Those in flight are aborted, or wait where they are."""
+        """Stop sampling and take no new request (EngineNotServing) until `resume`. Those in flight are aborted, or wait."""
         ...
 
     async def resume(self) -> None:

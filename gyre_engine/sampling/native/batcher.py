@@ -27,7 +27,7 @@ HEADROOM = 64  # tokens that a sequence should find free beyond its own when it 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_batch: sequences that run at once. max_context, kv_capacity: tokens. prefill_chunk: tokens prefilled between two decode steps."""
+    """max_batch: sequences at once. max_context, kv_capacity: tokens. prefill_chunk: tokens prefilled between two decode steps."""
 
     max_batch: int = 64
     max_context: int = 4096
@@ -70,10 +70,11 @@ class Batcher:
         if self.running:
             self._decode()
 
-    def flush(self) -> None:
-        """Deliver what has been sampled and not been sent."""
+    def flush(self, *, all_of_it: bool = True) -> None:
+        """Deliver what has been sampled and not been sent, to those who want it as it comes or to all."""
         for sequence in self.running:
-            sequence.send(self.version)
+            if all_of_it or sequence.streamed:
+                sequence.send(self.version)
 
     def abort(self, wanted: Callable[[Sequence], bool]) -> None:
         """End the sequences that are wanted, keeping what they sampled."""
@@ -89,7 +90,7 @@ class Batcher:
             sequence.send(self.version, FinishReason.ABORT)
 
     def swap(self, weights: Weights, version: str) -> None:
-        """Go on under other weights: deliver what is stamped with the old ones, forget all KV, compute it again before the next token."""
+        """Go on under other weights: deliver what the old ones made, forget all KV, compute it again before the next token."""
         self.flush()
         again = [*self.running, *([self.prefilling] if self.prefilling else [])]
         for sequence in again:
@@ -135,7 +136,7 @@ class Batcher:
         budget = self.limits.prefill_chunk
         while budget > 0 and (self.prefilling or self._admit()):
             sequence = self.prefilling
-            assert sequence is not None  # noqa: S101 (mypy does not see that _admit sets it)
+            assert sequence is not None
             end = min(sequence.computed + budget, len(sequence.ids) - 1)
             if end > sequence.computed:
                 self._compute(sequence.ids, sequence.computed, end, self.slots, len(self.running))

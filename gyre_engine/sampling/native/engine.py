@@ -37,7 +37,7 @@ from gyre_engine.sampling.port import (
 Answer = TypeVar("Answer")
 Mail = Chunk | EngineError
 
-FLUSH_SECONDS = 0.02  # sampled ids are delivered together, at most this late: a wake-up a token would cost more than the token
+FLUSH_SECONDS = 0.05  # sampled ids are delivered together, this late at most: an event a token costs more than the token
 
 
 class _Stream:
@@ -139,7 +139,9 @@ class NativeEngine:
         if not length:
             raise ValueError(f"request {request.rid} has no input ids: give at least one")
         if not 0 <= min(request.input_ids) <= max(request.input_ids) < self._shape.vocab:
-            raise ValueError(f"request {request.rid} has ids outside 0..{self._shape.vocab - 1}: was it made with another tokenizer?")
+            raise ValueError(
+                f"request {request.rid} has ids outside 0..{self._shape.vocab - 1}: was it made with another tokenizer?"
+            )
 
     def _sequence(self, request: GenerateRequest, stream: _Stream) -> Running:
         return Running(
@@ -148,13 +150,16 @@ class NativeEngine:
             params=request.params,
             key=request_key(request.params.seed, request.rid),
             limit=self._limits.longest,
+            streamed=request.streamed,
             deliver=lambda chunk: self._outbox.append((stream, chunk)),
         )
 
     def _read(self, folder: Path) -> Weights:
         shape = read_shape(folder)
         if shape != self._shape:
-            raise WeightsUnreadable(f"{folder} holds {shape}, the engine runs {self._shape}: start another engine for another model")
+            raise WeightsUnreadable(
+                f"{folder} holds {shape}, the engine runs {self._shape}: start another engine for another model"
+            )
         return read_weights(folder, shape)
 
     async def _ask(self, question: Callable[[], Answer]) -> Answer:
@@ -224,7 +229,7 @@ class NativeEngine:
     def _deliver(self) -> None:
         now = time.monotonic()
         if now - self._flushed >= FLUSH_SECONDS:
-            self._batcher.flush()
+            self._batcher.flush(all_of_it=False)
             self._flushed = now
         if self._outbox:
             self._send(self._outbox)

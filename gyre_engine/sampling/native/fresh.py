@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from gyre_engine.sampling.native.shape import ModelShape
 

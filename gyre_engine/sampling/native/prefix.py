@@ -106,7 +106,7 @@ class PrefixCache:
         return path, at
 
     def _child(self, parent: Block, tokens: Tokens) -> Block | None:
-        """The child that is to hold these tokens: a shorter one grown, a longer one as it is, or a new one; None where none is free."""
+        """The child to fill with these tokens: a shorter one grown, or a new one; None where they are kept or no place is free."""
         for known, child in parent.children.items():
             shared = _shared(known, tokens)
             if shared == len(tokens):
@@ -146,7 +146,7 @@ class PrefixCache:
 
     def _evict(self, block: Block) -> None:
         del self._recent[block]
-        assert block.parent is not None and not block.children  # noqa: S101 (the order that _touch keeps)
+        assert block.parent is not None and not block.children
         del block.parent.children[block.tokens]
         self.tokens -= len(block.tokens)
         self._free.append(block.index)

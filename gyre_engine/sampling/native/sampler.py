@@ -1,4 +1,4 @@
-"""Drawing ids. A request's randomness is a function of its seed, its rid and the output index: who else is in the batch changes nothing."""
+"""Drawing ids. A request's random numbers depend on its seed, its rid and the output index, never on who else is in the batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def uniforms(keys: NDArray[np.uint64], indices: NDArray[np.uint64]) -> NDArray[n
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The sampling parameters of the rows of a batch: float32[n, 1] temperature (1 where greedy), bool[n] greedy, and the cuts or None."""
+    """How to sample the rows of a batch: float32[n, 1] temperature (1 if greedy), bool[n] greedy, top_k, top_p and min_p or None."""
 
     temperature: Tensor
     greedy: Tensor | None
@@ -64,17 +64,20 @@ def _cuts(params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sample(logits_NV: Tensor, plan: Plan, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
-    """int64[N] ids and float32[N] log-probabilities before any cut, by inverting the cumulative distribution at `uniform` (float64[N])."""
-    logprobs_NV = (logits_NV / plan.temperature).log_softmax(dim=-1)
-    weights_NV = logprobs_NV.exp().double()
+    """Invert the cumulative distribution at `uniform` (float64[N]): int64[N] ids, float64[N] log-probabilities before any cut."""
+    scaled_NV = logits_NV / plan.temperature
+    scaled_NV -= scaled_NV.max(dim=-1, keepdim=True).values
+    weights_NV = scaled_NV.exp()
+    cumulative_NV = weights_NV.cumsum(dim=-1, dtype=torch.float64)
+    totals_N1 = cumulative_NV[:, -1:]
     if plan.cut is not None:
-        weights_NV = _truncate(weights_NV, *plan.cut)
-    cumulative_NV = weights_NV.cumsum(dim=-1)
-    thresholds = uniform_N[:, None] * cumulative_NV[:, -1:]
-    ids = torch.searchsorted(cumulative_NV, thresholds, right=True)[:, 0]
+        cumulative_NV = _truncate(weights_NV.double() / totals_N1, *plan.cut).cumsum(dim=-1)
+    thresholds_N1 = uniform_N[:, None] * cumulative_NV[:, -1:]
+    ids_N1 = torch.searchsorted(cumulative_NV, thresholds_N1, right=True)
     if plan.greedy is not None:
-        ids = torch.where(plan.greedy, logits_NV.argmax(dim=-1), ids)
-    return ids, logprobs_NV.gather(1, ids[:, None])[:, 0]
+        ids_N1 = torch.where(plan.greedy[:, None], logits_NV.argmax(dim=-1, keepdim=True), ids_N1)
+    logprobs_N1 = scaled_NV.gather(1, ids_N1).double() - totals_N1.log()
+    return ids_N1[:, 0], logprobs_N1[:, 0]
 
 
 def _truncate(weights_NV: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class Sequence:
     cached_tokens: int | None = None
     logprobs: list[float] = field(default_factory=list)
     stops: frozenset[int] = frozenset()
-    aborted: bool = False
+    streamed: bool = True
 
     def __post_init__(self) -> None:
         self.inputs = len(self.ids)

@@ -80,4 +80,6 @@ def _refuse_what_is_not_computed(config: dict[str, Any], path: Path) -> None:
     kind = _rope(config).get("rope_type") or _rope(config).get("type") or "default"
     windows = config.get("use_sliding_window", False)
     if kind != "default" or windows or config.get("hidden_act", "silu") != "silu":
-        raise UnknownModel(f"{path}: RoPE {kind!r}, sliding windows {windows} and hidden_act are not all plain: serve it with SGLang")
+        raise UnknownModel(
+            f"{path}: RoPE {kind!r}, sliding windows {windows} and hidden_act are not all plain: serve it with SGLang"
+        )

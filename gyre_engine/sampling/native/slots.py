@@ -62,6 +62,7 @@ class Slots:
             values[rows, :, lengths] = value
             # The query heads of a KV head stand in for query positions: one small product a KV head, no repeated keys.
             query = query.reshape(count, key.shape[1], self._group, -1)
-            return F.scaled_dot_product_attention(query, keys[:count, :, :longest], values[:count, :, :longest], attn_mask=mask).reshape(count, -1)
+            keys, values = keys[:count, :, :longest], values[:count, :, :longest]
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask).reshape(count, -1)
 
         return attend

@@ -1,0 +1,262 @@
+"""An engine in another process, by SGLang's HTTP interface: SGLang itself, or `producers.cells.engine_server`.
+
+promises  one id with one log-probability for each sampled token, or MismatchedOutput: nothing is re-encoded, padded or guessed;
+          new weights abort nothing: requests are retracted, the KV is dropped, and they go on.
+
+SGLang must run with `--skip-tokenizer-init` and without SGLANG_RETURN_ORIGINAL_LOGPROB (its log-probabilities are then those at the
+request's temperature), better with `--incremental-streaming-output`. A request that reaches SGLang while *another* client has paused
+it waits there instead of failing with EngineNotServing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import Any, NoReturn
+
+import httpx
+import orjson
+
+from gyre_engine.sampling.port import (
+    Chunk,
+    ContextTooLong,
+    EngineFailed,
+    EngineNotServing,
+    EngineStats,
+    GenerateRequest,
+    MismatchedOutput,
+    SamplingParams,
+    WeightsUnreadable,
+)
+from gyre_engine.sampling.sglang_stream import Reading, Triples
+
+Json = dict[str, Any]
+
+CONNECT_SECONDS = 5.0
+CONTROL_SECONDS = 60.0
+LOAD_SECONDS = 600.0
+LENGTH_IN_TEXT = re.compile(r"\((\d+) tokens?\).*?context length \((\d+) tokens?\)", re.DOTALL)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What this client saw, for totals that SGLang does not report."""
+
+    generated: int = 0
+    prefilled: int = 0
+    cached: int = 0
+
+
+class SGLangEngine:
+    """An InferenceEngine over HTTP. silence: seconds without a byte from a request in flight before it counts as lost.
+
+    Engines queue without a sound, so `silence` is long; a server that died closes the connection and is seen at once.
+    """
+
+    def __init__(self, url: str, *, silence: float = 3600.0) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        timeout = httpx.Timeout(CONTROL_SECONDS, connect=CONNECT_SECONDS, pool=None)
+        self._url = url
+        self._client = httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False)
+        self._patience = httpx.Timeout(silence, connect=CONNECT_SECONDS, pool=None)
+        self._paused = False
+        self._seen = _Seen()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """See InferenceEngine. Closing the iterator closes the connection, which aborts the request."""
+        if self._paused:
+            raise EngineNotServing(f"the engine at {self._url} is paused: ask another one, or this one after it resumed")
+        reading = Reading(request.rid)
+        try:
+            async with self._client.stream("POST", "/generate", content=_body(request), timeout=self._patience) as response:
+                if response.status_code != 200:
+                    self._refuse(response.status_code, await response.aread(), request)
+                async for event in _events(response):
+                    if "error" in event:
+                        self._refuse(400, orjson.dumps(event), request)
+                    for chunk in self._counted(reading.chunks(event), event):
+                        yield chunk
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
+        if not reading.ended:
+            raise EngineNotServing(f"the engine at {self._url} closed request {request.rid} unfinished: ask another one")
+
+    async def abort(self, rid: str | None) -> None:
+        """See InferenceEngine."""
+        await self._post("/abort_request", {"rid": rid or "", "abort_all": rid is None})
+
+    async def pause(self, *, abort: bool) -> None:
+        """See InferenceEngine."""
+        self._paused = True
+        await self._post("/pause_generation", {"mode": "abort" if abort else "retract"})
+
+    async def resume(self) -> None:
+        """See InferenceEngine."""
+        await self._post("/continue_generation", {})
+        self._paused = False
+
+    async def load_weights(self, folder: str | PathLike[str], version: str) -> None:
+        """See InferenceEngine. SGLang drops the KV of requests only while they are retracted, so it is paused meanwhile."""
+        body = {"model_path": fspath(folder), "weight_version": version, "flush_cache": True, "abort_all_requests": False}
+        if not self._paused:
+            await self._post("/pause_generation", {"mode": "retract"})
+        try:
+            status, answer = await self._exchange("/update_weights_from_disk", body, LOAD_SECONDS)
+        finally:
+            if not self._paused:
+                await self._post("/continue_generation", {})
+        if status != 200:
+            raise WeightsUnreadable(f"the engine at {self._url} keeps its weights: {fspath(folder)}: {_message(answer)}")
+
+    async def score(self, input_ids: Sequence[int], *, temperature: float = 1.0) -> tuple[float, ...]:
+        """See InferenceEngine."""
+        ids = [int(token) for token in input_ids]
+        body = {
+            "input_ids": ids,
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "sampling_params": {"max_new_tokens": 0, "temperature": temperature},
+        }
+        status, answer = await self._exchange("/generate", body, LOAD_SECONDS)
+        if status != 200:
+            self._refuse(status, orjson.dumps(answer), GenerateRequest("score", ids))
+        scores: Triples = answer["meta_info"].get("input_token_logprobs") or []
+        if len(scores) != len(ids):
+            raise MismatchedOutput("score", len(ids), len(scores))
+        return tuple(float(triple[0]) for triple in scores[1:])
+
+    async def stats(self) -> EngineStats:
+        """See InferenceEngine. Of SGLang itself the totals are what this client saw."""
+        info = await self._get("/server_info")
+        if "engine" in info:
+            return EngineStats(**info["engine"])
+        return self._sglang_stats(info, await self._get("/v1/loads"), await self._get("/model_info"))
+
+    async def close(self) -> None:
+        """Close the connections; requests of this client end at the engine, the engine stays."""
+        await self._client.aclose()
+
+    def _counted(self, chunks: list[Chunk], event: Json) -> list[Chunk]:
+        self._seen.generated += sum(len(chunk.output_ids) for chunk in chunks)
+        if chunks and chunks[-1].finish_reason is not None:
+            cached = chunks[-1].cached_tokens
+            self._seen.cached += cached
+            self._seen.prefilled += int(event["meta_info"].get("prompt_tokens") or 0) - cached
+        return chunks
+
+    def _sglang_stats(self, info: Json, loads: Json, model: Json) -> EngineStats:
+        load = loads["loads"][0]
+        return EngineStats(
+            running=load["num_running_reqs"],
+            waiting=load["num_waiting_reqs"],
+            kv_tokens_used=load["num_used_tokens"],
+            kv_tokens_capacity=load["max_total_num_tokens"],
+            generated_tokens=self._seen.generated,
+            prefill_tokens=self._seen.prefilled,
+            cache_hit_tokens=self._seen.cached,
+            weight_version=model["weight_version"],
+            max_context=info.get("context_length") or load["max_total_num_tokens"],
+            paused=self._paused,
+        )
+
+    async def _get(self, path: str) -> Json:
+        try:
+            response = await self._client.get(path)
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
+        answer: Json = response.json()
+        return answer
+
+    async def _post(self, path: str, body: Json) -> Json:
+        status, answer = await self._exchange(path, body, CONTROL_SECONDS)
+        if status == 503:
+            raise EngineNotServing(_message(answer))
+        if status != 200:
+            raise EngineFailed(f"the engine at {self._url} answered {path} with {status}: {_message(answer)}")
+        return answer
+
+    async def _exchange(self, path: str, body: Json, seconds: float) -> tuple[int, Json]:
+        timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS, pool=None)
+        try:
+            response = await self._client.post(path, content=orjson.dumps(body), headers=_JSON, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
+        return response.status_code, _parsed(response.content)
+
+    def _lost(self, error: httpx.HTTPError) -> EngineNotServing:
+        return EngineNotServing(
+            f"the engine at {self._url} cannot be reached ({error!r}): ask another one, and see to its process"
+        )
+
+    def _refuse(self, status: int, content: bytes, request: GenerateRequest) -> NoReturn:
+        """What an error answer means."""
+        answer = _parsed(content)
+        detail = answer.get("error")
+        text = _message(answer)
+        if isinstance(detail, dict) and "limit" in detail:
+            raise ContextTooLong(detail["length"], detail["limit"])
+        if found := LENGTH_IN_TEXT.search(text):
+            raise ContextTooLong(int(found[1]), int(found[2]))
+        if status == 503:
+            raise EngineNotServing(text)
+        if status == 400:
+            raise ValueError(f"the engine at {self._url} refused request {request.rid}: {text}")
+        raise EngineFailed(f"the engine at {self._url} answered request {request.rid} with {status}: {text}")
+
+
+_JSON = {"content-type": "application/json"}
+
+
+def _body(request: GenerateRequest) -> bytes:
+    ids = request.input_ids if isinstance(request.input_ids, list) else [int(token) for token in request.input_ids]
+    return orjson.dumps(
+        {
+            "rid": request.rid,
+            "input_ids": ids,
+            "sampling_params": _params(request.params),
+            "return_logprob": True,
+            "stream": request.streamed,
+        }
+    )
+
+
+def _params(params: SamplingParams) -> Json:
+    return {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or -1,
+        "min_p": params.min_p,
+        "max_new_tokens": params.max_tokens,
+        "stop_token_ids": list(params.stop_token_ids),
+        "sampling_seed": params.seed,
+    }
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[Json]:
+    """Server-sent events of one line each."""
+    if not response.headers["content-type"].startswith("text/event-stream"):
+        yield orjson.loads(await response.aread())
+        return
+    rest = b""
+    async for data in response.aiter_bytes():
+        *whole, rest = (rest + data).split(b"\n\n")
+        for event in whole:
+            payload = event.removeprefix(b"data: ").strip()
+            if payload and payload != b"[DONE]":
+                yield orjson.loads(payload)
+
+
+def _parsed(content: bytes) -> Json:
+    try:
+        answer = orjson.loads(content or b"{}")
+    except orjson.JSONDecodeError:
+        return {"error": {"message": content[:500].decode(errors="replace")}}
+    return answer if isinstance(answer, dict) else {"message": str(answer)}
+
+
+def _message(answer: Json) -> str:
+    detail = answer.get("error", answer)
+    return str(detail.get("message", detail) if isinstance(detail, dict) else detail)

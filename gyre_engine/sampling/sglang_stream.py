@@ -1,0 +1,98 @@
+"""SGLang's answers, cumulative or incremental, as the port's chunks.
+
+Ids and log-probabilities come in two lists that may each be cumulative or incremental, also in one stream; `completion_tokens` says
+how many there are in all. What cannot be brought to one id with one log-probability a token is a MismatchedOutput.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from gyre_engine.sampling.port import Chunk, EngineFailed, FinishReason, MismatchedOutput
+
+Item = TypeVar("Item")
+Triples = list[list[Any]]
+Span = tuple[int, int, str]
+
+
+class Reading:
+    """Follows one stream: how many tokens were handed on, and whether it ended."""
+
+    def __init__(self, rid: str) -> None:
+        self._rid = rid
+        self._count = 0
+        self.ended = False
+
+    def chunks(self, event: dict[str, Any]) -> list[Chunk]:
+        """What an event adds, cut where the weight version changes."""
+        meta = event.get("meta_info") or {}
+        ids, triples = event.get("output_ids"), meta.get("output_token_logprobs")
+        reason = self._reason(meta.get("finish_reason"))
+        if ids is None or triples is None:
+            if ids is None and triples is None and reason is FinishReason.ABORT:
+                ids, triples = [], []  # aborted before it was ever scheduled
+            else:
+                raise MismatchedOutput(self._rid, _size(ids), _size(triples))
+        new_ids, new_triples = self._new(ids, triples, meta.get("completion_tokens"))
+        start, self._count = self._count, self._count + len(new_ids)
+        self.ended = reason is not None
+        logprobs = [float(triple[0]) for triple in new_triples]
+        return _cut(new_ids, logprobs, _spans(meta, start, self._count), reason, int(meta.get("cached_tokens") or 0))
+
+    def _new(self, ids: list[int], triples: Triples, total: int | None) -> tuple[list[int], Triples]:
+        """The new part of both lists. Triples name the id they are about, so that they can be checked against the ids."""
+        total = self._total(ids, triples) if total is None else total
+        new_ids, new_triples = self._tail(ids, total), self._tail(triples, total)
+        if new_ids is None or new_triples is None or [t[1] for t in new_triples] != list(new_ids):
+            raise MismatchedOutput(self._rid, len(ids), len(triples))
+        return list(new_ids), list(new_triples)
+
+    def _total(self, ids: list[int], triples: Triples) -> int:
+        """Without `completion_tokens`: the longer list is cumulative if it is longer than what was seen."""
+        longest = max(len(ids), len(triples))
+        return longest if longest > self._count else self._count + longest
+
+    def _tail(self, items: Sequence[Item], total: int) -> Sequence[Item] | None:
+        if len(items) == total:
+            return items[self._count :]
+        return items if len(items) == total - self._count else None
+
+    def _reason(self, finish: dict[str, Any] | str | None) -> FinishReason | None:
+        if finish is None:
+            return None
+        kind = finish if isinstance(finish, str) else finish["type"]
+        code = None if isinstance(finish, str) else finish.get("status_code")
+        if kind == "abort" and code is not None and int(code) >= 500:
+            raise EngineFailed(f"request {self._rid}: the engine gave up: {finish}: ask another one")
+        return FinishReason(kind)
+
+
+def _size(items: Sequence[Any] | None) -> int | None:
+    return None if items is None else len(items)
+
+
+def _spans(meta: dict[str, Any], start: int, end: int) -> list[Span]:
+    """(first, end, version) over the output indices start..end-1, by SGLang's spans, or all of the one version it names."""
+    given = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": end}]
+    cut = [(max(start, span["start"]), min(end, span["end"]), str(span["version"])) for span in given]
+    inside = [span for span in cut if span[0] < span[1]]
+    if inside:  # what the spans do not reach was sampled by the last of them
+        inside[-1] = (inside[-1][0], end, inside[-1][2])
+    return inside or [(start, end, str(given[-1]["version"]))]
+
+
+def _cut(ids: list[int], logprobs: list[float], spans: list[Span], reason: FinishReason | None, cached: int) -> list[Chunk]:
+    if not ids and reason is None:
+        return []
+    base, last = spans[0][0], len(spans) - 1
+    return [
+        Chunk(
+            tuple(ids[first - base : end - base]),
+            tuple(logprobs[first - base : end - base]),
+            version,
+            reason if number == last else None,
+            cached,
+        )
+        for number, (first, end, version) in enumerate(spans)
+    ]

@@ -1,0 +1,219 @@
+"""An engine behind SGLang's HTTP interface: the process that a cell starts where there is no SGLang.
+
+reads     nothing of the log: it answers requests
+writes    nothing of the log
+promises  the protocol of `gyre_engine.sampling.sglang`, whatever engine stands behind; a client that goes away frees its slot at once,
+          before the first token too; errors come as a status and JSON, before a stream opens where they are known by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any
+
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gyre_engine.sampling.port import Completion, GenerateRequest, InferenceEngine
+from producers.cells.engine_wire import (
+    Json,
+    parse_generate,
+    render_answer,
+    render_error,
+    render_scores,
+    render_stats,
+    wants_scores,
+)
+
+Handler = Callable[[Json], Awaitable[Json]]
+
+JSON = [(b"content-type", b"application/json")]
+EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+SHUTDOWN_SECONDS = 2
+
+
+def engine_app(engine: InferenceEngine) -> Starlette:
+    """The ASGI application around an engine, which it closes at its end."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await engine.close()
+
+    async def generate(request: Request) -> Response:
+        body = orjson.loads(await request.body())
+        if wants_scores(body):
+            return await _answer(lambda given: _score(engine, given), body)
+        return _Generation(engine, parse_generate(body))
+
+    def posted(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            return await _answer(handler, orjson.loads(await request.body() or b"{}"))
+
+        return endpoint
+
+    routes = [Route("/generate", _guarded(generate), methods=["POST"])]
+    for path, handler in _controls(engine).items():
+        routes.append(Route(path, _guarded(posted(handler)), methods=["POST", "GET"]))
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def run_engine_server(
+    folder: str,
+    version: str,
+    *,
+    host: str,
+    port: int,
+    kv_capacity: int = 131072,
+    max_batch: int = 64,
+    max_context: int | None = None,
+) -> None:
+    """Serve the native engine until SIGTERM: the whole life of a forked process."""
+    from gyre_engine.sampling.native import NativeEngine  # only this process pays for torch
+
+    engine = NativeEngine(folder, version, kv_capacity=kv_capacity, max_batch=max_batch, max_context=max_context)
+    serve(engine, host, port)
+
+
+def serve(engine: InferenceEngine, host: str, port: int) -> None:
+    """Serve any engine until SIGTERM."""
+    uvicorn.run(
+        engine_app(engine),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+
+
+def _controls(engine: InferenceEngine) -> dict[str, Handler]:
+    """What is not sampling. Retract and in-place pauses are one here: KV of other weights is never continued on."""
+
+    async def abort(body: Json) -> Json:
+        await engine.abort(None if body.get("abort_all") else str(body.get("rid", "")))
+        return {}
+
+    async def pause(body: Json) -> Json:
+        await engine.pause(abort=body.get("mode", "abort") == "abort")
+        return {}
+
+    async def resume(_: Json) -> Json:
+        await engine.resume()
+        return {}
+
+    async def load(body: Json) -> Json:
+        await engine.load_weights(str(body["model_path"]), str(body["weight_version"]))
+        return {"success": True, "message": f"weights {body['weight_version']}"}
+
+    async def info(_: Json) -> Json:
+        return render_stats(await engine.stats())
+
+    return {
+        "/abort_request": abort,
+        "/pause_generation": pause,
+        "/continue_generation": resume,
+        "/update_weights_from_disk": load,
+        "/server_info": info,
+        "/get_server_info": info,
+        "/health": info,
+    }
+
+
+async def _score(engine: InferenceEngine, body: Json) -> Json:
+    ids = list(body["input_ids"])
+    temperature = float((body.get("sampling_params") or {}).get("temperature", 1.0))
+    return render_scores(ids, await engine.score(ids, temperature=temperature))
+
+
+async def _answer(handler: Handler, body: Json) -> Response:
+    return Response(orjson.dumps(await handler(body)), media_type="application/json")
+
+
+def _guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Every error becomes a status and JSON that names it."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except KeyError as error:
+            status, body = render_error(ValueError(f"the body of {request.url.path} has no {error}: add it"))
+        except Exception as error:
+            status, body = render_error(error)
+        return Response(orjson.dumps(body), status, media_type="application/json")
+
+    return guarded
+
+
+class _Generation(Response):
+    """One call as an ASGI response that races the engine against the client's leaving."""
+
+    def __init__(self, engine: InferenceEngine, request: GenerateRequest) -> None:
+        self._engine, self._request = engine, request
+        self._opened = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = asyncio.ensure_future(self._respond(send))
+        left = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait([answer, left], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            answer.cancel()  # closes the engine's iterator, which aborts the request
+            with suppress(asyncio.CancelledError):
+                await answer
+
+    async def _respond(self, send: Send) -> None:
+        try:
+            await (self._stream(send) if self._request.streamed else self._whole(send))
+        except Exception as error:
+            status, body = render_error(error)
+            if self._opened:
+                await _send(send, b"data: " + orjson.dumps(body) + b"\n\n", more=False)
+            else:
+                await _open(send, status, JSON)
+                await _send(send, orjson.dumps(body), more=False)
+
+    async def _stream(self, send: Send) -> None:
+        so_far = Completion()
+        async with aclosing(self._chunks()) as chunks:
+            async for chunk in chunks:
+                so_far = so_far.plus(chunk)
+                if not self._opened:
+                    await _open(send, 200, EVENTS)
+                    self._opened = True
+                event = orjson.dumps(render_answer(self._request, chunk, so_far))
+                await _send(send, b"data: " + event + b"\n\n", more=True)
+        await _send(send, b"data: [DONE]\n\n", more=False)
+
+    async def _whole(self, send: Send) -> None:
+        so_far = Completion()
+        async with aclosing(self._chunks()) as chunks:
+            async for chunk in chunks:
+                so_far = so_far.plus(chunk)
+        await _open(send, 200, JSON)
+        await _send(send, orjson.dumps(render_answer(self._request, so_far, so_far)), more=False)
+
+    def _chunks(self) -> Any:
+        return self._engine.generate(self._request)
+
+
+async def _disconnected(receive: Receive) -> None:
+    message: MutableMapping[str, Any] = {}
+    while message.get("type") != "http.disconnect":
+        message = await receive()
+
+
+async def _open(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _send(send: Send, body: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
