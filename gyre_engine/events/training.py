@@ -82,9 +82,10 @@ class MicroStep(Event):
     versions: Int32
     weight: Float64
     """Advantage / trained tokens of the execution, a target."""
-    executions: tuple[str, ...]
-    first_target: Int32
-    """Where the targets of each execution begin."""
+    sequence: Int32
+    """Trajectory of each target, numbered within the micro-step."""
+    executions: tuple[tuple[str, int, int], ...]
+    """(execution, first target, number of targets), in order."""
 
 
 @event("core-elected", topic="training", key="run")
@@ -201,6 +202,9 @@ class Published(Event):
     """sha256 of the image, hex."""
     descriptor: bytes
     nbytes: int
+    probe_ids: Int32
+    probe_logprobs: Float32
+    """The core's log-probabilities of `probe_ids[1:]` at this version: engines score the same ids (learning.md, 8)."""
     took_us: int = 0
 
 

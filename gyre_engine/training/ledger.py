@@ -144,7 +144,10 @@ def _joined(ledger: Ledger, event: MemberJoined) -> Ledger:
     step = _current(ledger, event.step, event.attempt)
     if step is None or event.member_epoch < ledger.member_floor.get(event.cell, 0):
         return ledger
-    # A second life of the same cell replaces the first: its buffer is gone, its micro-steps are free again.
+    if event.cell in step.order_sealed:
+        # What is sealed is the core's to merge or to release; a second life waits for the next step.
+        return ledger
+    # A second life of an unsealed member replaces the first: its buffer is gone, its micro-steps are free again.
     step = _void(step, event.cell)
     joined = replace(step, members={**step.members, event.cell: Member(event.cell, event.member_epoch)})
     return _floor(replace(ledger, open=joined), event.cell, event.member_epoch + 1)

@@ -55,11 +55,20 @@ def test_a_paused_member_that_wakes_after_its_release_counts_nothing() -> None:
     assert apply(ledger, joined("c1", epoch=2)).member("c1", 2) is not None
 
 
-def test_a_second_life_of_a_member_frees_what_the_first_had_sealed() -> None:
-    ledger = fold([CORE, opened(), joined("c1"), claimed("c1", 2), sealed("c1", "a", "b"), joined("c1", epoch=2)])
+def test_a_second_life_of_a_member_frees_what_the_first_had_claimed() -> None:
+    ledger = fold([CORE, opened(), joined("c1"), claimed("c1", 2), joined("c1", epoch=2), sealed("c1", "a", "b")])
     assert ledger.open is not None
-    assert ledger.open.free == ("a", "b", "c")
-    assert ledger.open.merge_order == ()
+    assert (ledger.open.free, ledger.open.merge_order) == (("a", "b", "c"), ())
+
+
+def test_a_second_life_does_not_unseal_what_the_core_may_be_merging() -> None:
+    history: list[Event] = [CORE, opened(), joined("c1"), claimed("c1", 2), sealed("c1", "a", "b"), joined("c1", epoch=2)]
+    ledger = fold(history)
+    assert ledger.open is not None
+    assert (ledger.open.free, ledger.open.merge_order) == (("c",), (("c1", 1),))
+    released = apply(ledger, MemberReleased(core_epoch=1, cell="c1", member_epoch=1, reason="its buffer is gone"))
+    assert released.open is not None
+    assert released.open.free == ("a", "b", "c")
 
 
 def test_a_seal_before_the_work_is_done_frees_the_rest() -> None:

@@ -1,0 +1,112 @@
+"""Replaying a run: the verdict step by step.
+
+reads     training, micro-steps, trajectories, model-calls
+writes    nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from consumers.replay.derive import calls_by_execution, check_micro_steps
+from gyre_engine.batching.step_inputs import packed
+from gyre_engine.events.training import GroupAdmitted, MicroStep, RunStarted
+from gyre_engine.log import Log
+from gyre_engine.losses.config import LossConfig
+from gyre_engine.training.fingerprint import differences, fingerprint
+from gyre_engine.training.history import CommittedStep, History, history_of, train_again
+from gyre_engine.training.merge import ReplayDiverged
+from gyre_engine.training.replica import Hyper, ReplicaOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """`until`: last step to make, 0 for all. `verify`: compare every step with the log."""
+
+    model_path: str
+    temperature: float
+    context: int
+    micro_step_tokens: int
+    aggregate: str
+    config_hash: str
+    threads: int
+    loss: LossConfig = field(default_factory=LossConfig)
+    hyper: Hyper = field(default_factory=Hyper)
+    verify: bool = True
+    until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepVerdict:
+    """What a replayed step gave. `verified` is None where nothing was compared."""
+
+    step: int
+    micro_steps: int
+    weights_hash: str
+    verified: bool | None
+    problem: str = ""
+
+
+def not_comparable(started: RunStarted, settings: ReplaySettings) -> tuple[str, ...]:
+    """Why bit equality cannot be expected on this machine; empty where it must hold."""
+    return differences(started.fingerprint, fingerprint(settings.threads))
+
+
+def replay(log: Log, settings: ReplaySettings) -> Iterator[StepVerdict]:
+    """Train again from the initial weights; a verdict a committed step. Stops after the first that fails. Heavy: imports Megatron."""
+    history = history_of(r.event for r in log.read("training"))
+    steps = [s for s in history.steps if not settings.until or s.committed.step <= settings.until]
+    trainer = _Trainer(log, settings, history)
+    for step in steps:
+        verdict = trainer.make(step)
+        yield verdict
+        if verdict.verified is False:
+            return
+
+
+class _Trainer:
+    """A replica, an optimizer, and the log's inputs."""
+
+    def __init__(self, log: Log, settings: ReplaySettings, history: History) -> None:
+        from gyre_engine.training.megatron import MegatronReplica
+        from gyre_engine.training.optimizer import AdamW
+        from gyre_engine.training.shape import ModelShape
+
+        model = Path(settings.model_path)
+        self._settings = settings
+        self._replica = MegatronReplica(ModelShape.of_folder(model), ReplicaOptions(temperature=settings.temperature))
+        self._replica.load(model, 0)
+        self._optimizer = AdamW(self._replica.parameters)
+        names = history.needed_micro_steps()
+        events = (r.event for r in log.read("micro-steps"))
+        self._logged = {e.micro_step: e for e in events if isinstance(e, MicroStep) and e.micro_step in names}
+        self._packs = {name: packed(e) for name, e in self._logged.items()}
+        admitted = (r.event for r in log.read("trajectories"))
+        self._groups = {e.group: e for e in admitted if isinstance(e, GroupAdmitted)}
+        wanted = {e.execution for g in self._groups.values() for e in g.executions} if settings.verify else set()
+        self._calls = calls_by_execution((r.event for r in log.read("model-calls")), wanted) if wanted else {}
+
+    def make(self, step: CommittedStep) -> StepVerdict:
+        number = step.committed.step
+        try:
+            count = self._derive(step) if self._settings.verify else len(step.opened.micro_steps)
+            found = train_again(
+                step, self._replica, self._optimizer, self._packs, self._settings.loss, self._settings.hyper,
+                check_buffers=self._settings.verify,
+            )  # fmt: skip
+        except ReplayDiverged as error:
+            return StepVerdict(number, 0, "", False, str(error))
+        if not self._settings.verify:
+            return StepVerdict(number, count, found, None)
+        same = found == step.committed.weights_hash
+        problem = "" if same else f"step {number}: weights {found[:16]}, committed {step.committed.weights_hash[:16]}"
+        return StepVerdict(number, count, found, same, problem)
+
+    def _derive(self, step: CommittedStep) -> int:
+        s = self._settings
+        return check_micro_steps(
+            step, self._groups, self._calls, self._logged, max_tokens=s.micro_step_tokens, context=s.context,
+            aggregate=s.aggregate, config_hash=s.config_hash,
+        )  # fmt: skip

@@ -1,0 +1,220 @@
+"""The core: opens steps, fetches and merges sealed gradients, commits, publishes, checkpoints.
+
+reads     the board (training, trajectories, executions, model-calls)
+writes    micro-steps; training: step-opened, member-released, step-committed, published, checkpointed, waiting
+promises  a step opens only with its whole batch; its order is logged before anybody computes; only a committed version is
+          published, from an immutable buffer; whatever it waits for is named on the ledger
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.trainer.board import Board
+from consumers.trainer.member import Trainee
+from consumers.trainer.pen import Pen
+from consumers.trainer.publisher import Publisher
+from consumers.trainer.settings import TrainerSettings
+from gyre_engine.batching.step_inputs import StepInputs, missing_calls, probe, step_inputs
+from gyre_engine.events.cells import CellRole
+from gyre_engine.events.training import CoreElected, MemberReleased, Sealed, StepCommitted, StepOpened, Waiting
+from gyre_engine.scheduling.classes import missing_groups, next_groups
+from gyre_engine.training.ledger import OpenStep
+from gyre_engine.training.merge import buffer_hash, merge, update
+from gyre_engine.training.replica import Optimizer, TrainingError, UpdateMetrics
+from gyre_engine.transfer import Descriptor, IntegrityError, PeerLost, Region, Transfer, WrongKey
+
+Buffer = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Patience:
+    """When the core last saw something happen, and when it last said what it waits for."""
+
+    since: float
+    said: float = 0.0
+
+
+class Core:
+    """The ruling core, after its election and recovery. `advance` makes at most one move and says whether it made one."""
+
+    def __init__(
+        self, settings: TrainerSettings, pen: Pen, board: Board, optimizer: Optimizer, transfer: Transfer, trainee: Trainee,
+        publisher: Publisher,
+    ) -> None:  # fmt: skip
+        self._settings, self._pen, self._board = settings, pen, board
+        self._optimizer, self._transfer = optimizer, transfer
+        self._trainee, self._publisher = trainee, publisher
+        self._fetched: dict[tuple[str, int], Buffer] = {}
+        self._inputs: StepInputs | None = None
+        self._progress: dict[str, tuple[int, float]] = {}
+        self._patience = Patience(time.monotonic())
+
+    @property
+    def done(self) -> bool:
+        """All steps of the run are committed."""
+        return self._board.ledger.step >= self._settings.plan.steps
+
+    def advance(self) -> bool:
+        """One move."""
+        if not self._pen.dry:
+            return False
+        step = self._board.ledger.open
+        if step is None:
+            return False if self.done or self._board.role is not CellRole.TRAINING else self._open()
+        self._patience = Patience(time.monotonic())
+        self._release_the_silent(step)
+        moved = self._fetch(step)
+        if not self._pen.dry:
+            return True
+        if self._trainee.advance(may_seal=self._rest_is_fetched(step)):
+            return True
+        return self._merge(step) or moved
+
+    def _open(self) -> bool:
+        board, settings = self._board, self._settings
+        groups = next_groups(board.admitted, board.consumed, settings.plan)
+        unread = missing_calls(groups, board.calls.by_execution) if groups else ()
+        if groups is None or unread:
+            self._name_what_is_missing(unread)
+            return False
+        inputs = step_inputs(
+            board.ledger.step + 1, groups, board.calls.by_execution, max_tokens=settings.micro_step_tokens,
+            context=settings.context, aggregate=settings.aggregate, config_hash=settings.config_hash,
+        )  # fmt: skip
+        self._inputs, self._fetched = self._fresh(inputs), {}
+        self._pen.write([*inputs.micro_steps, self._opened(inputs)])
+        return True
+
+    def _fresh(self, inputs: StepInputs) -> StepInputs:
+        plan = self._settings.plan
+        if inputs.staleness_max > plan.phi + plan.mu - 1:
+            raise TrainingError(
+                f"step {self._board.ledger.step + 1} would train tokens that are {inputs.staleness_max} versions old; "
+                f"phi {plan.phi} + mu {plan.mu} - 1 allows {plan.phi + plan.mu - 1}"
+            )
+        return inputs
+
+    def _opened(self, inputs: StepInputs) -> StepOpened:
+        ledger = self._board.ledger
+        return StepOpened(
+            core_epoch=ledger.core_epoch, step=ledger.step + 1, attempt=ledger.attempts + 1,
+            weights_hash=self._publisher.weights_hash, groups=tuple(g.group for g in inputs.groups), scores=inputs.scores,
+            micro_steps=tuple(m.micro_step for m in inputs.micro_steps), executions=inputs.executions,
+            staleness_max=inputs.staleness_max, staleness_mean=inputs.staleness_mean,
+        )  # fmt: skip
+
+    def _name_what_is_missing(self, unread: tuple[str, ...]) -> None:
+        now, ledger = time.monotonic(), self._board.ledger
+        if now - self._patience.since < self._settings.straggler_s or now - self._patience.said < self._settings.straggler_s:
+            return
+        self._patience.said = now
+        missing = missing_groups(self._board.admitted, self._board.consumed, self._settings.plan)
+        names = tuple(f"group {n}" for n in missing[:16]) + tuple(f"model calls of {e}" for e in unread[:16])
+        waited = int((now - self._patience.since) * 1e6)
+        self._pen.write([Waiting(core_epoch=ledger.core_epoch, step=ledger.step + 1, waited_us=waited, waiting_for=names)])
+
+    def _release_the_silent(self, step: OpenStep) -> None:
+        now = time.monotonic()
+        for cell, member in step.members.items():
+            seen = self._board.progress.get(cell, 0)
+            if self._progress.get(cell, (-1, 0.0))[0] != seen:
+                self._progress[cell] = (seen, now)
+            silent = now - self._progress[cell][1]
+            if cell != self._settings.cell and member.sealed is None and member.assigned and silent > self._settings.lease_s:
+                self._release(cell, member.epoch, f"no sign on the ledger for {silent:.0f} s")
+
+    def _release(self, cell: str, epoch: int, reason: str) -> None:
+        self._fetched.pop((cell, epoch), None)
+        released = MemberReleased(core_epoch=self._board.ledger.core_epoch, cell=cell, member_epoch=epoch, reason=reason)
+        self._pen.write([released])
+
+    def _fetch(self, step: OpenStep) -> bool:
+        """Copy the next sealed buffer while its owner lives; a buffer that cannot be read sends its work back."""
+        for cell, epoch in step.merge_order:
+            sealed = step.members[cell].sealed
+            if sealed is None or cell == self._settings.cell or (cell, epoch) in self._fetched:
+                continue
+            try:
+                self._fetched[cell, epoch] = self._read(sealed)
+            except (PeerLost, WrongKey, IntegrityError) as error:
+                self._release(cell, epoch, f"its sealed buffer cannot be read: {error}")
+            return True
+        return False
+
+    def _read(self, sealed: Sealed) -> Buffer:
+        descriptor = Descriptor.from_bytes(sealed.descriptor)
+        buffer = np.empty(descriptor.nbytes // 4, dtype="<f4")
+        self._transfer.read(descriptor, Region.of_array(buffer), timeout=self._settings.lease_s)
+        if buffer_hash(buffer) != sealed.buffer_hash:
+            raise IntegrityError(f"the bytes of {sealed.cell} are not those that it sealed")
+        return buffer
+
+    def _rest_is_fetched(self, step: OpenStep) -> bool:
+        others = [m for c, m in step.members.items() if c != self._settings.cell and m.assigned]
+        return all(m.sealed is not None and (m.cell, m.epoch) in self._fetched for m in others)
+
+    def _merge(self, step: OpenStep) -> bool:
+        if not step.complete or not self._rest_is_fetched(step):
+            return False
+        own = self._trainee.buffer()
+        buffers = [own if cell == self._settings.cell else self._fetched[cell, epoch] for cell, epoch in step.merge_order]
+        if any(b is None for b in buffers):
+            # This process was re-elected between its seal and here: start the attempt again under a new epoch.
+            self._pen.write(
+                [
+                    CoreElected(
+                        core_epoch=self._board.ledger.core_epoch + 1, holder=self._settings.holder, cell=self._settings.cell
+                    )
+                ]
+            )
+            return True
+        gradient = merge([b for b in buffers if b is not None])
+        done = update(self._optimizer, gradient, step.opened.executions, self._settings.hyper)
+        self._commit(step, done)
+        return True
+
+    def _commit(self, step: OpenStep, done: UpdateMetrics | None) -> None:
+        opened, ledger = step.opened, self._board.ledger
+        weights_hash = self._publisher.export()
+        seals = [m.sealed for m in step.members.values() if m.sealed is not None]
+        loss = sum(s.loss_sum for s in seals) / opened.executions if opened.executions else 0.0
+        committed = StepCommitted(
+            core_epoch=ledger.core_epoch, step=opened.step, attempt=opened.attempt, merge_order=step.merge_order,
+            weights_hash=weights_hash, executions=opened.executions, grad_norm=done.grad_norm if done else 0.0, loss=loss,
+            reward_mean=self._inputs.reward_mean if self._inputs else 0.0, metrics=_sums(seals),
+        )  # fmt: skip
+        self._trainee.holds(opened.step)
+        probe_ids = probe(self._inputs.micro_steps) if self._inputs else []
+        self._pen.write([committed])
+        self._publisher.publish(ledger.core_epoch, opened.step, probe_ids)
+        every, last = self._settings.checkpoint_every, opened.step == self._settings.plan.steps
+        if last or (every and opened.step % every == 0):
+            self._publisher.checkpoint(ledger.core_epoch, opened.step, self._settings.checkpoint_url)
+
+
+def _sums(seals: list[Sealed]) -> dict[str, float]:
+    """Tokens and token-weighted drift over the members."""
+    sums: dict[str, float] = {
+        "targets": float(sum(s.tokens for s in seals)),
+        "packed_tokens": float(sum(s.packed_tokens for s in seals)),
+        "members": float(len(seals)),
+    }
+    for seal in seals:
+        for name, value in seal.metrics.items():
+            if name.endswith("_max"):
+                sums[name] = max(sums.get(name, value), value)
+            elif name.startswith("drift_") and name.endswith("_tokens"):
+                sums[name] = sums.get(name, 0.0) + value
+    for name in ("ratio_mean", "gap_mean"):
+        for ages in [n for n in sums if n.startswith("drift_") and n.endswith("_tokens")]:
+            stem = ages.removesuffix("_tokens")
+            weighted = sum(s.metrics.get(f"{stem}_{name}", 0.0) * s.metrics.get(ages, 0.0) for s in seals)
+            sums[f"{stem}_{name}"] = weighted / sums[ages]
+    clipped = sum(s.metrics.get("clip_fraction", 0.0) * s.tokens for s in seals)
+    sums["clip_fraction"] = clipped / sums["targets"] if sums["targets"] else 0.0
+    return sums

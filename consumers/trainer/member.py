@@ -1,0 +1,174 @@
+"""A member of a step: joins with the step's weights, claims, computes what the ledger assigned to it, seals.
+
+writes    training: member-joined, claimed, sealed
+promises  computes only what it has read back as its own; writes no more to a buffer that it has sealed until the step commits
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.trainer.board import Board
+from consumers.trainer.pen import Pen
+from consumers.trainer.settings import TrainerSettings
+from gyre_engine.events.cells import CellRole
+from gyre_engine.events.training import Claimed, MemberJoined, Sealed
+from gyre_engine.training.ledger import Member, OpenStep
+from gyre_engine.training.merge import buffer_hash
+from gyre_engine.training.replica import StepMetrics, TrainingReplica
+from gyre_engine.transfer import Descriptor, Region, Transfer
+
+
+@dataclass(slots=True)
+class Seat:
+    """This process's place in one attempt of a step."""
+
+    step: int
+    attempt: int
+    epoch: int
+    done: list[str] = field(default_factory=list)
+    metrics: StepMetrics = field(default_factory=StepMetrics)
+    sealed: bool = False
+    began: float = 0.0
+
+
+class Trainee:
+    """The member's side of the protocol for one cell. `advance` does at most one micro-step and says whether it did anything."""
+
+    def __init__(self, settings: TrainerSettings, pen: Pen, board: Board, replica: TrainingReplica, transfer: Transfer) -> None:
+        self._settings, self._pen, self._board = settings, pen, board
+        self._replica, self._transfer = replica, transfer
+        self._held_version = -1
+        self.seat: Seat | None = None
+        self._sealed_bytes: NDArray[np.float32] | None = None
+        self._descriptor: Descriptor | None = None
+
+    def holds(self, version: int) -> None:
+        """The replica has these weights already (the core after its own update)."""
+        self._held_version = self._replica.version = version
+
+    def advance(self, *, may_seal: bool) -> bool:
+        """One move in the open step. `may_seal`: nothing else will be left to claim (the core seals last)."""
+        step = self._board.ledger.open
+        if step is None:
+            self._leave()
+            return False
+        if self._seat_is_stale(step):
+            self._leave()
+        if self.seat is None:
+            return self._join(step) if self._board.role is CellRole.TRAINING else False
+        member = self._board.ledger.member(self._settings.cell, self.seat.epoch)
+        if member is None or self.seat.sealed or not self._pen.dry:
+            return False
+        return self._work(step, member, may_seal)
+
+    def buffer(self) -> NDArray[np.float32] | None:
+        """What this process sealed in the open attempt; None where it has sealed nothing in it."""
+        if self.seat is None or not self.seat.sealed:
+            return None
+        return self._sealed_bytes
+
+    def _seat_is_stale(self, step: OpenStep) -> bool:
+        seat = self.seat
+        if seat is None:
+            return False
+        if (seat.step, seat.attempt) != (step.opened.step, step.opened.attempt):
+            return True
+        # Released: the floor rose above this seat and the member is gone. The sum in the buffer is void (log-rules, 1).
+        gone = self._board.ledger.member(self._settings.cell, seat.epoch) is None
+        return gone and self._board.ledger.member_floor.get(self._settings.cell, 0) > seat.epoch
+
+    def _join(self, step: OpenStep) -> bool:
+        opened, cell = step.opened, self._settings.cell
+        if cell in step.order_sealed or not opened.micro_steps:
+            return False
+        if not self._take_weights(opened.step - 1, opened.weights_hash):
+            return False
+        self._replica.zero()
+        epoch = max(1, self._board.ledger.member_floor.get(cell, 1))
+        self.seat = Seat(opened.step, opened.attempt, epoch, began=time.monotonic())
+        joined = MemberJoined(
+            cell=cell, member_epoch=epoch, step=opened.step, attempt=opened.attempt, weights_hash=opened.weights_hash
+        )
+        self._pen.write([joined])
+        return True
+
+    def _take_weights(self, version: int, weights_hash: str) -> bool:
+        if self._held_version == version:
+            return True
+        published = self._board.published.get(version)
+        if published is None or published.weights_hash != weights_hash:
+            return False
+        self._replica.load(pull(self._transfer, published.descriptor, published.nbytes, self._settings.lease_s), version)
+        self._held_version = version
+        return True
+
+    def _work(self, step: OpenStep, member: Member, may_seal: bool) -> bool:
+        seat = self.seat
+        assert seat is not None
+        todo = [m for m in member.assigned if m not in seat.done]
+        leaving = self._board.role is not CellRole.TRAINING
+        if not leaving and len(todo) < self._settings.claim_ahead and step.free:
+            self._claim(seat, self._settings.claim_ahead - len(todo))
+            if not todo:
+                return True
+        if todo and not leaving:
+            return self._compute(seat, todo[0])
+        if leaving or (not todo and not step.free and may_seal):
+            self._seal(seat)
+            return True
+        return False
+
+    def _claim(self, seat: Seat, count: int) -> None:
+        cell = self._settings.cell
+        claim = Claimed(cell=cell, member_epoch=seat.epoch, step=seat.step, attempt=seat.attempt, count=count)
+        self._pen.write([claim])
+
+    def _compute(self, seat: Seat, micro_step: str) -> bool:
+        pack = self._board.packs.get(micro_step)
+        if pack is None:
+            return False
+        seat.metrics = seat.metrics + self._replica.accumulate(pack, self._settings.loss)
+        seat.done.append(micro_step)
+        return True
+
+    def _seal(self, seat: Seat) -> None:
+        buffer = self._replica.gradient_buffer()
+        self._sealed_bytes = np.array(buffer, dtype="<f4")
+        self._descriptor = self._transfer.register(Region.of_array(self._sealed_bytes))
+        sealed = Sealed(
+            cell=self._settings.cell, member_epoch=seat.epoch, step=seat.step, attempt=seat.attempt,
+            micro_steps=tuple(seat.done), buffer_hash=buffer_hash(buffer), descriptor=self._descriptor.to_bytes(),
+            loss_sum=seat.metrics.loss, tokens=seat.metrics.targets, packed_tokens=seat.metrics.tokens,
+            took_us=int((time.monotonic() - seat.began) * 1e6), metrics=flat_metrics(seat.metrics),
+        )  # fmt: skip
+        seat.sealed = True
+        self._pen.write([sealed])
+
+    def _leave(self) -> None:
+        self.seat = None
+        if self._descriptor is not None:
+            self._transfer.unregister(self._descriptor)
+            self._descriptor = self._sealed_bytes = None
+
+
+def pull(transfer: Transfer, descriptor: bytes, nbytes: int, timeout: float) -> bytes:
+    """The bytes that a descriptor in an event points at. Raises the transfer's errors."""
+    target = np.empty(nbytes, dtype=np.uint8)
+    transfer.read(Descriptor.from_bytes(descriptor), Region.of_array(target), timeout=timeout)
+    return target.tobytes()
+
+
+def flat_metrics(metrics: StepMetrics) -> dict[str, float]:
+    """Metrics as the ledger carries them; drift by staleness."""
+    flat = {"clip_fraction": metrics.clip_fraction, "targets": float(metrics.targets)}
+    for staleness, drift in metrics.drift.items():
+        flat[f"drift_{staleness}_tokens"] = float(drift.tokens)
+        flat[f"drift_{staleness}_ratio_mean"] = drift.ratio_mean
+        flat[f"drift_{staleness}_ratio_max"] = drift.ratio_max
+        flat[f"drift_{staleness}_gap_mean"] = drift.gap_sum / drift.tokens
+    return flat

@@ -1,0 +1,63 @@
+"""Publication: a committed version as a safetensors image in an immutable buffer that others read one-sided (log-rules, 7).
+
+writes    training: published, checkpointed
+promises  the optimizer never writes to what readers read; a buffer stands until two later versions are out
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import numpy as np
+from gyre_engine.training.checkpoint import Checkpoint, write_checkpoint
+
+from consumers.trainer.pen import Pen
+from gyre_engine.events.training import Checkpointed, Published
+from gyre_engine.training.replica import Optimizer, TrainingReplica
+from gyre_engine.transfer import Descriptor, Region, Transfer
+
+KEPT = 3
+"""Versions whose buffers stand: a satellite or an engine may still be reading the last but one."""
+
+
+class Publisher:
+    """Exports the core's replica; `weights_hash` is that of the last export."""
+
+    def __init__(self, pen: Pen, replica: TrainingReplica, optimizer: Optimizer, transfer: Transfer) -> None:
+        self._pen, self._replica, self._optimizer, self._transfer = pen, replica, optimizer, transfer
+        self._kept: list[tuple[Descriptor, Region]] = []
+        self._image = b""
+        self.weights_hash = ""
+
+    def export(self) -> str:
+        """Take the replica's present weights; their hash."""
+        self._image = self._replica.export()
+        self.weights_hash = hashlib.sha256(self._image).hexdigest()
+        return self.weights_hash
+
+    def publish(self, core_epoch: int, version: int, probe: list[int]) -> None:
+        """Put the exported weights behind a descriptor and say so on the ledger."""
+        began = time.monotonic()
+        region = Region.of_array(np.frombuffer(self._image, dtype=np.uint8).copy())
+        descriptor = self._transfer.register(region)
+        self._kept.append((descriptor, region))
+        ids = np.array(probe, dtype=np.int32)
+        logprobs = self._replica.logprobs(ids) if len(ids) > 1 else np.zeros(0, dtype=np.float32)
+        self._pen.write(
+            [
+                Published(
+                    core_epoch=core_epoch, version=version, weights_hash=self.weights_hash, descriptor=descriptor.to_bytes(),
+                    nbytes=len(self._image), probe_ids=ids, probe_logprobs=logprobs,
+                    took_us=int((time.monotonic() - began) * 1e6),
+                )
+            ]
+        )  # fmt: skip
+        while len(self._kept) > KEPT:
+            self._transfer.unregister(self._kept.pop(0)[0])
+
+    def checkpoint(self, core_epoch: int, step: int, url: str) -> None:
+        """Store the exported weights and the optimizer's state, then say where."""
+        place = f"{url.rstrip('/')}/step-{step:06d}"
+        write_checkpoint(place, Checkpoint(step, self._image, self._optimizer.state()))
+        self._pen.write([Checkpointed(core_epoch=core_epoch, step=step, weights_hash=self.weights_hash, url=place)])

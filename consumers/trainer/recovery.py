@@ -1,0 +1,77 @@
+"""How a core comes up: it wins an epoch, then holds the weights of the last committed step.
+
+writes    training: core-elected
+promises  recovery is the newest checkpoint that can be read plus the committed steps after it, made again and hash-checked
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gyre_engine.training.checkpoint import CheckpointError, read_checkpoint
+
+from consumers.trainer.settings import TrainerSettings
+from gyre_engine.batching import PackedMicroStep
+from gyre_engine.batching.step_inputs import packed
+from gyre_engine.events.training import MicroStep
+from gyre_engine.log import Log
+from gyre_engine.training.history import History, history_of, train_again
+from gyre_engine.training.merge import ReplayDiverged
+from gyre_engine.training.replica import Optimizer, TrainingReplica
+
+logger = logging.getLogger(__name__)
+
+
+def recover(settings: TrainerSettings, log: Log, replica: TrainingReplica, optimizer: Optimizer) -> int:
+    """Bring replica and optimizer to the last committed step; its number. Raises ReplayDiverged where hashes differ."""
+    history = history_of(r.event for r in log.read("training"))
+    start = _restore(history, replica, optimizer, Path(settings.model_path))
+    packs = packs_of(log, history.needed_micro_steps(after=start))
+    for step in history.steps:
+        if step.committed.step <= start:
+            continue
+        found = train_again(step, replica, optimizer, packs, settings.loss, settings.hyper)
+        if found != step.committed.weights_hash:
+            raise ReplayDiverged(
+                f"recovery made step {step.committed.step} again and got weights {found[:16]}; "
+                f"the ledger has {step.committed.weights_hash[:16]}"
+            )
+    return history.ledger.step
+
+
+def packs_of(log: Log, names: set[str]) -> Mapping[str, PackedMicroStep]:
+    """The named micro-steps from the log."""
+    if not names:
+        return {}
+    events = (r.event for r in log.read("micro-steps"))
+    return {e.micro_step: packed(e) for e in events if isinstance(e, MicroStep) and e.micro_step in names}
+
+
+def _restore(history: History, replica: TrainingReplica, optimizer: Optimizer, model: Path) -> int:
+    committed = {s.committed.step: s.committed.weights_hash for s in history.steps}
+    for event in reversed(history.checkpoints):
+        if committed.get(event.step) != event.weights_hash:
+            continue
+        try:
+            stored = read_checkpoint(event.url, weights_hash=event.weights_hash)
+        except CheckpointError as error:
+            logger.warning("checkpoint of step %d cannot be used, trying an older one: %s", event.step, error)
+            continue
+        replica.load(stored.weights, event.step)
+        optimizer.restore(stored.optimizer)
+        return event.step
+    replica.load(model, 0)
+    return 0
+
+
+def elect(settings: TrainerSettings, write: Callable[[int], None], ruling: Callable[[], tuple[int, str]]) -> int:
+    """Win a core epoch: log one above the ruling epoch until the fold says that it is ours. At most 10 tries."""
+    for _ in range(10):
+        epoch, _ = ruling()
+        write(epoch + 1)
+        won, holder = ruling()
+        if (won, holder) == (epoch + 1, settings.holder):
+            return won
+    raise RuntimeError(f"{settings.cell}: other cores keep winning the election; is more than one core configured?")

@@ -1,0 +1,36 @@
+"""What a trainer process is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gyre_engine.losses.config import LossConfig
+from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.training.replica import Hyper
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """`cell` trains with the model in `model_path`; `core` says whether it is the core cell's trainer."""
+
+    cell: str
+    core: bool
+    holder: str
+    """Name of this process life, unique."""
+    model_path: str
+    plan: ClassPlan
+    context: int
+    micro_step_tokens: int
+    temperature: float
+    lease_s: float
+    checkpoint_url: str
+    checkpoint_every: int
+    transfer_host: str = "127.0.0.1"
+    loss: LossConfig = field(default_factory=LossConfig)
+    aggregate: str = "two-level"
+    hyper: Hyper = field(default_factory=Hyper)
+    config_hash: str = ""
+    claim_ahead: int = 2
+    """Micro-steps that a member holds at most: the one it computes and one ahead, to hide the round trip (log-rules, 5)."""
+    straggler_s: float = 30.0
+    """After so long without a batch the core names what it waits for."""

@@ -1,0 +1,100 @@
+"""From admitted groups and the calls' deltas to the micro-steps of a step: logged live before it opens, derived again in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gyre_engine.batching.microstep import PackedMicroStep
+from gyre_engine.batching.packing import pack
+from gyre_engine.events import derived_id
+from gyre_engine.events.calls import ModelCall
+from gyre_engine.events.training import AdmittedExecution, GroupAdmitted, MicroStep
+from gyre_engine.trees.assemble import assemble
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """All that a step trains on. `executions` is the divisor: those that contribute trained tokens."""
+
+    groups: tuple[GroupAdmitted, ...]
+    micro_steps: tuple[MicroStep, ...]
+    executions: int
+    staleness_max: int
+    staleness_mean: float
+    reward_mean: float
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        return tuple(e.score for g in self.groups for e in g.executions)
+
+
+def packed(event: MicroStep) -> PackedMicroStep:
+    """The pack that a micro-step event carries."""
+    return PackedMicroStep(
+        event.ids, event.position, event.end, event.src, event.dst, event.logprobs, event.versions, event.weight,
+        event.sequence, event.executions,
+    )  # fmt: skip
+
+
+def trained(groups: Sequence[GroupAdmitted]) -> list[AdmittedExecution]:
+    """The executions that contribute to the gradient, in the order of the groups."""
+    return [e for g in groups if g.trains for e in g.executions if e.trained_tokens]
+
+
+def missing_calls(groups: Sequence[GroupAdmitted], calls: Mapping[str, list[ModelCall]]) -> tuple[str, ...]:
+    """Executions whose selected leaves have not been read yet."""
+    return tuple(
+        e.execution
+        for e in trained(groups)
+        if not {t.leaf for t in e.trajectories} <= {c.call for c in calls.get(e.execution, ())}
+    )
+
+
+def step_inputs(
+    step: int,
+    groups: Sequence[GroupAdmitted],
+    calls: Mapping[str, list[ModelCall]],
+    *,
+    max_tokens: int,
+    context: int,
+    aggregate: str,
+    config_hash: str,
+) -> StepInputs:
+    """Pack the selected trajectories of `groups` for `step` (which trains at weight version step - 1)."""
+    executions = trained(groups)
+    works = [assemble(e, calls[e.execution]) for e in executions]
+    packs = pack(works, max_tokens=max_tokens, context=context, aggregate=aggregate)
+    ages = [step - 1 - int(v) for work in works for v in work.versions]
+    rewards = [e.reward for g in groups for e in g.executions]
+    return StepInputs(
+        groups=tuple(groups),
+        micro_steps=tuple(_event(step, index, p, groups, config_hash) for index, p in enumerate(packs)),
+        executions=len(executions),
+        staleness_max=max(ages, default=0),
+        staleness_mean=sum(ages) / len(ages) if ages else 0.0,
+        reward_mean=sum(rewards) / len(rewards) if rewards else 0.0,
+    )
+
+
+def probe(micro_steps: Sequence[MicroStep], limit: int = 256) -> list[int]:
+    """Ids of one recorded path, cut to `limit`: what engine and trainer both score (learning.md, 8)."""
+    for event in micro_steps:
+        position = event.position
+        # A path is read from the first root on, as long as each token follows the one before it.
+        steps = np.flatnonzero(position != np.arange(len(position)))
+        length = int(steps[0]) if len(steps) else len(position)
+        if length > 1:
+            return [int(i) for i in event.ids[: min(length, limit)]]
+    return []
+
+
+def _event(step: int, index: int, p: PackedMicroStep, groups: Sequence[GroupAdmitted], config_hash: str) -> MicroStep:
+    name = derived_id(tuple(g.group for g in groups), f"micro-step-of-{step}", 1, config_hash, index)
+    return MicroStep(
+        micro_step=name, step=step, index=index, groups=tuple(g.group for g in groups), ids=p.ids, position=p.position,
+        end=p.end, src=p.src, dst=p.dst, logprobs=p.logprobs, versions=p.versions, weight=p.weight, sequence=p.sequence,
+        executions=p.executions,
+    )  # fmt: skip

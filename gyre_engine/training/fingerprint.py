@@ -1,0 +1,37 @@
+"""What makes two machines comparable bit for bit: the processor, the builds, the thread count. Light: imports no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+PACKAGES = ("torch", "megatron-core", "numpy")
+
+
+def fingerprint(threads: int) -> dict[str, str]:
+    """The fingerprint of this machine and environment."""
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"machine": platform.machine(), "cpu": _cpu(), "threads": str(threads), **versions}
+
+
+def differences(logged: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
+    """What differs, in words; empty where results must agree bit for bit."""
+    names = sorted(set(logged) | set(here))
+    return tuple(
+        f"{name} was {logged.get(name, 'not recorded')}, here it is {here.get(name, 'unknown')}"
+        for name in names
+        if logged.get(name) != here.get(name)
+    )
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    found = {k.strip(): v.strip() for k, v in facts.items()}
+    vectors = sorted(f for f in found.get("flags", "").split() if f.startswith(("avx", "amx", "fma")))
+    return f"{found.get('model name', platform.processor())} {' '.join(vectors)}"

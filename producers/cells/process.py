@@ -1,0 +1,29 @@
+"""The cell agent's process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from gyre_engine.transfer.tcp import TcpTransfer
+
+from gyre_engine.log import Log
+from gyre_engine.sampling.sglang import SGLangEngine
+from producers.cells.agent import AgentSettings, CellAgent
+
+
+def run(settings: AgentSettings, log: Log) -> None:
+    """Obey until SIGTERM or SIGINT."""
+    asyncio.run(_run(settings, log))
+
+
+async def _run(settings: AgentSettings, log: Log) -> None:
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    transfer = TcpTransfer()
+    try:
+        await CellAgent(settings, log, SGLangEngine(settings.engine_url), transfer).run(ending)
+    finally:
+        transfer.close()
