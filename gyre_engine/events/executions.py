@@ -52,6 +52,8 @@ class Dispatched(Event):
     weight_version: int
     evaluation: str | None = None
     """The evaluation that this execution belongs to; such an execution is never trained on."""
+    draw: int = -1
+    """Position of the task in the order of draws (learning.md, 11), from which a resumed run goes on; -1 in evaluations."""
 
 
 @event("started", topic="executions", key="execution")
