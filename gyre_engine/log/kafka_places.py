@@ -43,7 +43,7 @@ class Places:
         self.settings = settings
         self.run = run
         self.presence = presence
-        self._admin = AdminClient({**client_properties(settings), "error_cb": presence.heard}, logger=client_log)
+        self._admin = AdminClient(client_properties(settings) | {"error_cb": presence.heard}, logger=client_log)
         self._lock = threading.Lock()
         self._partitions: dict[str, int] = {}
         self._short: dict[str, str] = {}

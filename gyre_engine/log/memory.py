@@ -102,11 +102,8 @@ class MemoryLog:
             raise LogUnavailable(f"the log in memory did not acknowledge within {timeout:g} s") from error
 
     def read(self, topic: str, *, start: Offsets | None = None, end: Offsets | None = None) -> Iterator[Recorded]:
-        intake = self.intake("read")
         limits = {**self.ends([topic]), **(end or {})}
-        for number, records in enumerate(self.partitions(topic)):
-            first = (start or {}).get((topic, number), 0)
-            yield from _events(intake, records[first : limits[topic, number]])
+        return self._read(topic, start or {}, limits)
 
     def follow(
         self,
@@ -145,6 +142,14 @@ class MemoryLog:
     def intake(self, reader: str, on_dead_letter: OnDeadLetter | None = None) -> Intake:
         self._intakes.append(Intake(self, reader, on_dead_letter))
         return self._intakes[-1]
+
+    def _read(self, topic: str, start: Offsets, limits: Offsets) -> Iterator[Recorded]:
+        intake = self.intake("read")
+        for number, records in enumerate(self.partitions(topic)):
+            for raw in records[start.get((topic, number), 0) : limits[topic, number]]:
+                event = intake.take(raw)
+                if event is not None:
+                    yield event
 
     def _committed(self, group: str, place: tuple[str, int]) -> int:
         return self.store.committed(group_name(self, group), full_name(self.prefix, self.run, place[0]), place[1])
@@ -218,9 +223,3 @@ def group_name(to: MemoryLog, group: str) -> str:
     """Groups are named per run (log-rules, 14)."""
     return f"{to.prefix}.{to.run}.{group}"
 
-
-def _events(intake: Intake, records: Sequence[Raw]) -> Iterator[Recorded]:
-    for raw in records:
-        event = intake.take(raw)
-        if event is not None:
-            yield event

@@ -36,6 +36,7 @@ def client_properties(settings: KafkaSettings) -> Properties:
         "socket.connection.setup.timeout.ms": 5000,
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1000,
+        "socket.timeout.ms": max(1000, int(settings.request_timeout_s * 1000)),
         "socket.keepalive.enable": True,
         "socket.nagle.disable": True,
         "log.connection.close": False,
