@@ -1,6 +1,7 @@
 """Keys: how an agent's request names its execution, and how the stack's own processes name themselves.
 
-promises  a key tells one execution and nothing else, and cannot be made without the stack's secret; the secret itself never travels
+promises  a key tells one execution and nothing else, and cannot be made without the stack's secret; the secret itself
+          never travels
 """
 
 from __future__ import annotations

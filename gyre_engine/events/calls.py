@@ -119,6 +119,8 @@ class ModelCall(Event):
     """How many engine requests it took (1 + reroutes)."""
     notes: tuple[str, ...] = ()
     """What was ignored or mended in the request, e.g. hosted tools."""
+    chain: bytes = b""
+    """Hash chain of the history up to and with this answer (gyre_engine.trees.conversation); empty where none was delivered."""
 
     @property
     def prompt_tokens(self) -> int:

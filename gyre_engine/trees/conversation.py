@@ -1,9 +1,9 @@
 """Conversations: which recorded call an incoming history goes on from, told without looking at a token.
 
-A history is a chain of hashes over canonical messages. What a harness rewrites does not count: the blanks around a text, reasoning that
-is dropped, moved or trimmed, the arguments of a tool call (the call's id stands for it), a nonce line in the system text. What it means
-counts: roles, texts, tool-call ids, tool results, the offered tools. The chain after each recorded answer names the call that gave it, so
-the longest known chain gives the parent.
+A history is a chain of hashes over canonical messages. What a harness rewrites does not count: the blanks around a
+text, reasoning that is dropped, moved or trimmed, the arguments of a tool call (the call's id stands for it), a nonce
+line in the system text. What it means counts: roles, texts, tool-call ids, tool results, the offered tools. The chain
+after each recorded answer names the call that gave it, so the longest known chain gives the parent.
 
 promises  one hash a message and request; the same history gives the same chain in every process
 """
@@ -132,5 +132,5 @@ class Conversation:
 
 
 def wire_id(call: str, index: int) -> str:
-    """The id of a call's tool call on the wire: unique in an execution (whatever id the model wrote), and known again after a restart."""
+    """The id of a tool call on the wire: unique in an execution, whatever id the model wrote, and the same after a restart."""
     return f"call_{call[:24]}_{index}"

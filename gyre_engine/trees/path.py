@@ -1,8 +1,9 @@
 """Paths: the token sequences of one execution, kept as the deltas of its calls.
 
-A call's path is its parent's path cut to `prefix_len` tokens, then its own delta (new input, then output). The canonical parent is the
-call whose own delta holds token `prefix_len - 1`, so there is one way to write a path down, and its hash chains from delta to delta:
-hash(prefix of length k) = H(prefix_hash of the holder, the holder's delta up to k).
+A call's path is its parent's path cut to `prefix_len` tokens, then its own delta (new input, then output). The
+canonical parent is the call whose own delta holds token `prefix_len - 1`, so there is one way to write a path down, and
+its hash chains from delta to delta: hash(prefix of length k) = H(prefix_hash of the holder, the holder's delta up to
+k).
 """
 
 from __future__ import annotations

@@ -1,0 +1,127 @@
+"""The web application: routes of the model endpoint, and of the stack's own processes under /internal.
+
+promises  every error has the shape of the route's dialect; nothing here waits for an engine or the log by itself
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import ModuleType
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gyre_engine.keys import execution_of, is_internal
+from producers.proxy.dialects import chat
+from producers.proxy.exchange import ProxyError, wrong_key
+from producers.proxy.reply import Reply
+from producers.proxy.service import Service
+
+
+def application(service: Service, secret: bytes) -> Starlette:
+    """The ASGI application over a service."""
+    endpoints = _Endpoints(service, secret)
+    routes = [
+        Route("/v1/chat/completions", endpoints.dialect(chat), methods=["POST"]),
+        Route("/v1/models", endpoints.models, methods=["GET"]),
+        Route("/healthz", endpoints.health, methods=["GET"]),
+        Route("/internal/executions/{execution}/close", endpoints.close, methods=["POST"]),
+        Route("/internal/executions/{execution}", endpoints.execution, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={ProxyError: _problem, HTTPException: _http})
+
+
+class _Endpoints:
+    def __init__(self, service: Service, secret: bytes) -> None:
+        self._service = service
+        self._secret = secret
+
+    def dialect(self, dialect: ModuleType) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint that speaks `dialect`."""
+
+        async def endpoint(request: Request) -> Response:
+            execution = self._execution(request)
+            try:
+                body = await request.body()
+            except ClientDisconnect:
+                return Response(status_code=499)
+            ask = dialect.parse(body)
+            call = await self._service.open_call(execution, ask)
+            quiet_s = self._service.settings.quiet_s
+            return Reply(call, dialect, ask.model, stream=ask.stream, usage=ask.usage_in_stream, quiet_s=quiet_s)
+
+        return endpoint
+
+    async def models(self, request: Request) -> Response:
+        """The names that map to something."""
+        self._execution(request)
+        names = [name for name in self._service.settings.models if name != "*"]
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "gyre"} for name in names]
+        return _json({"object": "list", "data": data})
+
+    async def health(self, _: Request) -> Response:
+        """200 while the log takes records; what this proxy has done and holds."""
+        service = self._service
+        away = service.desk.outbox.away
+        state = {
+            "status": "log away" if away else "ok",
+            "executions": len(service.executions),
+            "sampling_cells": [cell.cell for cell in service.desk.router.routes.sampling],
+            **service.counts,
+        }
+        return _json(state, 503 if away else 200)
+
+    async def close(self, request: Request) -> Response:
+        """Close an execution: its harness has ended."""
+        self._internal(request)
+        closed = await self._service.close(request.path_params["execution"])
+        return _json({"held_us": closed.held_us, "calls": closed.calls, "tokens": closed.tokens})
+
+    async def execution(self, request: Request) -> Response:
+        """How long an execution's agent was held up so far (learning.md, 3)."""
+        self._internal(request)
+        name = request.path_params["execution"]
+        state = self._service.executions.get(name) or self._service.closed.get(name)
+        counts = {"calls": state.calls, "tokens": state.tokens} if state else {"calls": 0, "tokens": 0}
+        return _json({"held_us": self._service.held_us(name), "closed": name in self._service.closed, **counts})
+
+    def _execution(self, request: Request) -> str:
+        execution = execution_of(self._secret, _token(request))
+        if execution is None:
+            raise wrong_key()
+        return execution
+
+    def _internal(self, request: Request) -> None:
+        if not is_internal(self._secret, _token(request)):
+            raise wrong_key()
+
+
+def _token(request: Request) -> str:
+    """The key, as a bearer token or in the headers that other dialects use."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    return request.headers.get("x-api-key", "").strip()
+
+
+def _json(data: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(data), status_code=status, media_type="application/json")
+
+
+async def _problem(_: Request, problem: Exception) -> Response:
+    if not isinstance(problem, ProxyError):
+        raise problem
+    headers = {"retry-after": str(problem.retry_after)} if problem.retry_after is not None else None
+    return Response(chat.error(problem), problem.status, headers, "application/json")
+
+
+async def _http(request: Request, problem: Exception) -> Response:
+    if not isinstance(problem, HTTPException):
+        raise problem
+    text = f"{request.method} {request.url.path}: {problem.detail}"
+    return Response(chat.error(ProxyError(problem.status_code, "not_found", text)), problem.status_code,
+                    media_type="application/json")

@@ -1,0 +1,253 @@
+"""One call from its prompt to its record: sampled, recorded, then (and only then) answered whole.
+
+writes    model-calls, tool-events
+promises  the last chunk and every tool call are held until the record is acknowledged; one record a call, whatever
+          its clients do; a call that nobody listens to any more is aborted, and what it has sampled is recorded
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gyre_engine.events import Event, derived_id, now_us
+from gyre_engine.events.calls import Finish, ModelCall
+from gyre_engine.events.executions import ToolCalled
+from gyre_engine.sampling.port import Chunk, FinishReason
+from gyre_engine.trees.conversation import Author, Message, ToolCall, link, wire_id
+from gyre_engine.trees.path import call_id
+from producers.proxy.exchange import Answer, Ask, Piece, ProxyError, Usage, unavailable
+from producers.proxy.execution import Execution, Prompt
+from producers.proxy.generation import Job, Sampled, sample
+from producers.proxy.outbox import Outbox
+from producers.proxy.rendering import Parsed, Rendering
+from producers.proxy.router import Router
+from producers.proxy.streamed import TextStream
+
+log = logging.getLogger(__name__)
+
+SHOWN = 16_384
+"""Characters of a tool's arguments or result that an event shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What every call needs of the proxy."""
+
+    router: Router
+    outbox: Outbox
+    rendering: Rendering
+
+
+@dataclass(slots=True)
+class Call:
+    """A call that runs or whose answer was not taken yet. Clients with the same body share it.
+
+    heard:     the pieces of text so far
+    outcome:   the recorded answer, or why there is none
+    excuse:    why clients should ask again later, while the answer is there and its record is not
+    listeners: clients that wait for it now
+    """
+
+    desk: Desk
+    execution: Execution
+    ask: Ask
+    prompt: Prompt
+    job: Job
+    notes: tuple[str, ...] = ()
+    requested_at: int = field(default_factory=now_us)
+    sampled: Sampled = field(default_factory=Sampled)
+    heard: list[Piece] = field(default_factory=list)
+    outcome: Answer | ProxyError | None = None
+    excuse: ProxyError | None = None
+    recorded: bool = False
+    listeners: int = 0
+    cancel: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _text: TextStream | None = None
+
+    async def news(self, seen: int, timeout: float | None) -> bool:
+        """Wait until there are more than `seen` pieces or an outcome; False where that took longer than `timeout` seconds."""
+        while len(self.heard) <= seen and self.outcome is None and self.excuse is None:
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout)
+            except TimeoutError:
+                return False
+        return True
+
+    def leave(self) -> None:
+        """A client has gone or is done; when the last one leaves a running call, the call is aborted."""
+        self.listeners -= 1
+        if not self.listeners and self.outcome is None:
+            self.cancel.set()
+
+    async def run(self) -> None:
+        """Sample, record, answer. Ends with an outcome, whatever happens."""
+        try:
+            self._settle(await self._answered())
+        except ProxyError as problem:
+            self._settle(problem)
+        except Exception as error:
+            log.exception("call of %s failed", self.execution.id)
+            text = f"the proxy failed on this call: {type(error).__name__}"
+            self._settle(ProxyError(500, "internal_error", text, kind="server_error"))
+
+    async def _answered(self) -> Answer | ProxyError:
+        try:
+            finish = _FINISH[await self._sample()]
+        except ProxyError as problem:
+            if self.sampled.ids or self.sampled.broken:
+                await self._record(Finish.ERROR, _NOTHING)
+            return problem
+        parsed = self._parsed() if finish is not Finish.CANCELLED else _NOTHING
+        if finish is Finish.STOP and parsed.calls:
+            finish = Finish.TOOL_CALLS
+        record = await self._record(finish, parsed)
+        if finish is Finish.CANCELLED:
+            return ProxyError(499, "cancelled", "the call was cancelled", kind="cancelled")
+        self.heard += self._stream.rest(parsed)
+        usage = Usage(len(self.prompt.ids), len(record.output_ids), record.cached_tokens)
+        calls = _wire(record.call, parsed)
+        return Answer(record.call, self.requested_at // 1_000_000, parsed.text, parsed.reasoning, calls, finish, usage)
+
+    async def _sample(self) -> FinishReason:
+        return await sample(self.desk.router, self.job, self.sampled, self.cancel, self._hear)
+
+    def _hear(self, chunk: Chunk) -> None:
+        """Text goes out as it comes, save that of the last chunk."""
+        if chunk.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            return
+        pieces = self._stream.feed(chunk.output_ids)
+        if pieces:
+            self.heard += pieces
+            self._wake()
+
+    @property
+    def _stream(self) -> TextStream:
+        if self._text is None:
+            self._text = TextStream(self.desk.rendering, self._tail())
+        return self._text
+
+    def _tail(self) -> list[int]:
+        size = self.desk.rendering.tail
+        found: list[int] = self.prompt.ids[-size if size else 0 :].tolist()
+        return found
+
+    def _parsed(self) -> Parsed:
+        return self.desk.rendering.parse(self._tail(), self.sampled.ids, self.ask.tools)
+
+    async def _record(self, finish: Finish, parsed: Parsed) -> ModelCall:
+        """Put the record on the log and wait until it stands there, however long; its clients wait no longer than they may."""
+        records: list[ModelCall] = []
+
+        def make() -> tuple[Event, str]:
+            records.append(_record_of(self, finish, parsed))
+            return records[-1], records[-1].call
+
+        def stands() -> None:
+            wire_ids = [call.id for call in _wire(records[-1].call, parsed)]
+            self.execution.learn(records[-1], wire_ids)
+            self.recorded = True
+            self._tell_tools(records[-1], parsed)
+
+        put = asyncio.ensure_future(self.desk.outbox.put(self.execution.id, make, stands))
+        while not put.done():
+            await asyncio.wait({put}, timeout=self.job.wait_limit_s)
+            if not put.done():
+                self._excuse()
+        put.result()
+        self.excuse = None
+        return records[-1]
+
+    def _excuse(self) -> None:
+        """The log stays away: those who wait are told to ask again (the answer is kept for them)."""
+        text = f"the event log has not taken this answer for {self.job.wait_limit_s:.0f} s: ask again, it is kept"
+        self.excuse = unavailable("log_unavailable", text)
+        self._wake()
+
+    def _tell_tools(self, record: ModelCall, parsed: Parsed) -> None:
+        for index, asked in enumerate(parsed.calls):
+            event = ToolCalled(
+                execution=record.execution, call=record.call, tool_call=wire_id(record.call, index),
+                name=asked.name, arguments=asked.arguments[:SHOWN],
+            )
+            self.desk.outbox.tell(event, derived_id((record.call,), "tool-called", 1, index=index))
+
+    def _settle(self, outcome: Answer | ProxyError) -> None:
+        self.outcome = outcome
+        if isinstance(outcome, ProxyError):
+            self.execution.drop(self.ask.digest, self)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+_FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH, FinishReason.ABORT: Finish.CANCELLED}
+_NOTHING = Parsed("", "", ())
+
+
+def _wire(call: str, parsed: Parsed) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(wire_id(call, at), asked.name, asked.arguments) for at, asked in enumerate(parsed.calls))
+
+
+def _record_of(call: Call, finish: Finish, parsed: Parsed) -> ModelCall:
+    execution, prompt, sampled, params = call.execution, call.prompt, call.sampled, call.job.params
+    output, number = np.asarray(sampled.ids, dtype=np.int32), execution.calls
+    name = call_id(prompt.at.call, prompt.prefix_hash, prompt.new, output, number)
+    return ModelCall(
+        execution=execution.id,
+        call=name,
+        number=number,
+        owner_epoch=execution.epoch,
+        parent=prompt.at.call,
+        prefix_len=prompt.at.length,
+        prefix_hash=prompt.prefix_hash,
+        new_input_ids=prompt.new,
+        output_ids=output,
+        logprobs=np.asarray(sampled.logprobs, dtype=np.float32),
+        weight_spans=tuple(sampled.spans),
+        input_spans=prompt.spans,
+        finish=finish,
+        continuity=prompt.continuity,
+        dialect=call.ask.dialect,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        max_tokens=params.max_tokens,
+        tools=len(call.ask.tools),
+        messages=len(call.ask.messages),
+        shape=prompt.shape,
+        untrainable=_untrainable(call),
+        queued_us=sampled.held_so_far,
+        requested_at=call.requested_at,
+        first_token_at=sampled.first_token_at,
+        finished_at=now_us(),
+        cached_tokens=sampled.cached,
+        engine_calls=max(1, sampled.engine_calls),
+        notes=(*call.ask.notes, *call.notes),
+        chain=_chain(call, name, finish, parsed),
+    )
+
+
+def _chain(call: Call, name: str, finish: Finish, parsed: Parsed) -> bytes:
+    """Where a history that goes on from this answer begins; nothing goes on from one that no client got."""
+    if finish in (Finish.CANCELLED, Finish.ERROR):
+        return b""
+    return link(call.prompt.chain, Message(Author.ASSISTANT, parsed.text, calls=_wire(name, parsed)))
+
+
+def _untrainable(call: Call) -> str | None:
+    """Why nothing of this call may be trained on (learning.md, 2)."""
+    params = call.job.params
+    if call.sampled.broken:
+        return call.sampled.broken
+    if params.temperature == 0:
+        return "greedy: no token was drawn"
+    if params.top_p < 1 or params.top_k or params.min_p:
+        return "truncated: top_p, top_k or min_p cut the distribution"
+    return None

@@ -1,0 +1,226 @@
+"""One call's sampling, over as many engines as it takes.
+
+An engine that leaves sampling aborts what it runs and returns what it has; the call goes on elsewhere with prompt and
+partial output as input. The agent sees one slow call.
+
+promises  every sampled id is kept once, with its log-probability, version and cell; what the agent was held up is
+          counted; no wait without progress is longer than the limit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+
+from gyre_engine.events import now_us
+from gyre_engine.events.calls import WeightSpan
+from gyre_engine.events.codec import Int32
+from gyre_engine.sampling.port import (
+    Chunk,
+    ContextTooLong,
+    EngineError,
+    FinishReason,
+    GenerateRequest,
+    MismatchedOutput,
+    SamplingParams,
+)
+from producers.proxy.exchange import ProxyError, too_long, unavailable
+from producers.proxy.router import Lease, Router
+
+ABORT_GRACE_S = 1.0
+"""How long an aborted engine may take to hand over what it has sampled."""
+RETRY_FIRST_S, RETRY_MOST_S = 0.05, 1.0
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What a call has sampled so far, and what it cost. Times in microseconds."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[WeightSpan] = field(default_factory=list)
+    cached: int = 0
+    engine_calls: int = 0
+    first_token_at: int = 0
+    held_us: int = 0
+    broken: str | None = None
+    _held_since: int | None = None
+
+    def take(self, chunk: Chunk, cell: str) -> None:
+        """Keep what one chunk brings."""
+        if self.engine_calls == 1:
+            self.cached = max(self.cached, chunk.cached_tokens)
+        if not chunk.output_ids:
+            return
+        self.serve()
+        self.first_token_at = self.first_token_at or now_us()
+        version = version_number(chunk.weight_version)
+        if not self.spans or (self.spans[-1].version, self.spans[-1].cell) != (version, cell):
+            self.spans.append(WeightSpan(len(self.ids), version, cell))
+        self.ids += chunk.output_ids
+        self.logprobs += chunk.logprobs
+        if not all(math.isfinite(logprob) for logprob in chunk.logprobs):
+            self.broken = "a log-probability is not finite"
+
+    def hold(self) -> None:
+        """From here on the agent is held up by the proxy."""
+        self._held_since = self._held_since or time.monotonic_ns()
+
+    def serve(self) -> None:
+        """From here on it is served."""
+        self.held_us, self._held_since = self.held_so_far, None
+
+    @property
+    def held_so_far(self) -> int:
+        """Microseconds held up, the present wait included."""
+        waiting = 0 if self._held_since is None else (time.monotonic_ns() - self._held_since) // 1000
+        return self.held_us + waiting
+
+
+def version_number(name: str) -> int:
+    """The weight version in an engine's name for it (`7`, `v7`); 0, the initial weights, where it has none (`default`)."""
+    digits = re.search(r"\d+$", name)
+    return int(digits.group()) if digits else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to sample. prompt: int32[n]; wait_limit_s bounds each wait without progress."""
+
+    execution: str
+    rid: str
+    prompt: Int32
+    params: SamplingParams
+    context_limit: int
+    wait_limit_s: float
+
+
+async def sample(
+    router: Router, job: Job, sampled: Sampled, cancel: asyncio.Event, heard: Callable[[Chunk], None]
+) -> FinishReason:
+    """Sample until the model stops, the length is reached, or `cancel` is set (ABORT). `heard` gets each chunk.
+
+    Raises ProxyError where no engine answers within the limit, the context is full, or an engine's answer does not add up.
+    """
+    retry, progress = RETRY_FIRST_S, time.monotonic()
+    sampled.hold()
+    while not cancel.is_set():
+        lease = await _lease(router, job, sampled, cancel)
+        if lease is None:
+            break
+        before = len(sampled.ids)
+        try:
+            finish, problem = await _on_one_engine(lease, job, sampled, cancel, heard), None
+        except EngineError as error:
+            finish, problem = None, error
+        finally:
+            router.release(lease)
+        if finish in (FinishReason.STOP, FinishReason.LENGTH):
+            return finish
+        _give_up_on(problem, job, sampled)
+        sampled.hold()
+        if len(sampled.ids) > before:
+            retry, progress = RETRY_FIRST_S, time.monotonic()
+        if len(sampled.ids) >= job.params.max_tokens:
+            return FinishReason.LENGTH
+        if time.monotonic() - progress > job.wait_limit_s:
+            raise unavailable("no_engine_answered", f"no engine answered within {job.wait_limit_s:.0f} s: {problem}")
+        if problem is not None or len(sampled.ids) == before:
+            router.avoid(lease)
+            await _pause(cancel, retry)
+            retry = min(2 * retry, RETRY_MOST_S)
+    sampled.serve()
+    return FinishReason.ABORT
+
+
+async def _lease(router: Router, job: Job, sampled: Sampled, cancel: asyncio.Event) -> Lease | None:
+    """An engine, or None where the call was cancelled while it waited."""
+    moved = bool(sampled.engine_calls)
+    waiting = asyncio.ensure_future(router.acquire(job.execution, moved=moved, timeout=job.wait_limit_s))
+    watch = asyncio.ensure_future(cancel.wait())
+    await asyncio.wait({waiting, watch}, return_when=asyncio.FIRST_COMPLETED)
+    watch.cancel()
+    if not waiting.done():
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            router.release(await waiting)
+        return None
+    lease = waiting.result()
+    if not moved:
+        sampled.serve()
+    sampled.engine_calls += 1
+    return lease
+
+
+async def _on_one_engine(
+    lease: Lease, job: Job, sampled: Sampled, cancel: asyncio.Event, heard: Callable[[Chunk], None]
+) -> FinishReason | None:
+    done = len(sampled.ids)
+    prompt = np.concatenate([job.prompt, np.asarray(sampled.ids, dtype=np.int32)]) if done else job.prompt
+    request = GenerateRequest(
+        f"{job.rid}.{sampled.engine_calls}", cast(Sequence[int], prompt), replace(job.params, max_tokens=job.params.max_tokens - done)
+    )
+    finish = None
+    async with contextlib.aclosing(_until_cancelled(lease, request, cancel)) as chunks:
+        async for chunk in chunks:
+            sampled.take(chunk, lease.cell)
+            heard(chunk)
+            finish = chunk.finish_reason
+    return finish
+
+
+async def _until_cancelled(
+    lease: Lease, request: GenerateRequest, cancel: asyncio.Event
+) -> AsyncGenerator[Chunk, None]:
+    """The engine's chunks. When `cancel` is set the engine is told to abort, and may hand over what it has."""
+    source = aiter(lease.engine.generate(request))
+    watch = asyncio.ensure_future(cancel.wait())
+    try:
+        while True:
+            step = asyncio.ensure_future(_next(source))
+            await asyncio.wait({step, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not step.done():
+                await _abort(lease, request.rid, step)
+            if step.cancelled() or (chunk := step.result()) is None:
+                return
+            yield chunk
+    finally:
+        watch.cancel()
+        close = getattr(source, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _next(source: AsyncIterator[Chunk]) -> Chunk | None:
+    return await anext(source, None)
+
+
+async def _abort(lease: Lease, rid: str, step: asyncio.Future[Chunk | None]) -> None:
+    with contextlib.suppress(EngineError):
+        await asyncio.wait_for(lease.engine.abort(rid), ABORT_GRACE_S)
+    await asyncio.wait({step}, timeout=ABORT_GRACE_S)
+    if not step.done():
+        step.cancel()
+        await asyncio.wait({step})
+
+
+async def _pause(cancel: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(cancel.wait(), seconds)
+
+
+def _give_up_on(problem: EngineError | None, job: Job, sampled: Sampled) -> None:
+    """Raise where asking another engine is useless."""
+    if isinstance(problem, ContextTooLong):
+        raise too_long(problem.length, min(problem.limit, job.context_limit)) from problem
+    if isinstance(problem, MismatchedOutput):
+        sampled.broken = str(problem)
+        raise ProxyError(502, "engine_answer_unusable", str(problem), kind="server_error") from problem

@@ -1,0 +1,218 @@
+"""Messages to token ids and back, by a renderer of the `renderers` library; what was sampled is never encoded again.
+
+A bridge extends a sampled path byte for byte. Where the template cannot be extended (it drops earlier thinking once a
+user speaks, a history was rewritten), the history is rendered anew, and each turn that was sampled here gets its
+sampled ids back in place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from renderers import create_renderer
+from renderers.configs import config_from_name
+
+from gyre_engine.events.calls import InputSpan, Provenance
+from gyre_engine.trees.conversation import Author, Message
+from producers.proxy.tokens import ChatTokenizer
+
+TAIL = 4096
+"""How many of a prompt's last tokens a bridge and a parser are shown; they look for the last header in it."""
+_READ_THE_TAIL_ONLY = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"})
+"""Renderers whose bridge was compared on tails and on whole prompts; the others are shown the whole prompt."""
+
+_PROVENANCE = {
+    "system": Provenance.SYSTEM,
+    "user": Provenance.USER,
+    "tool": Provenance.TOOL,
+    "assistant": Provenance.ASSISTANT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """ids: token ids. spans: who wrote them, ascending. head: how many tokens the first message takes (with the tools)."""
+
+    ids: list[int]
+    spans: tuple[InputSpan, ...]
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A tool call as the model wrote it: `arguments` is the text between its braces as sampled, valid JSON or not."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a completion says."""
+
+    text: str
+    reasoning: str
+    calls: tuple[Asked, ...]
+
+
+class Rendering:
+    """The chat format of one model."""
+
+    def __init__(self, tokenizer: ChatTokenizer, renderer_name: str, options: Mapping[str, Any] | None = None) -> None:
+        config = config_from_name(renderer_name)
+        if config is not None and options:
+            config = type(config).model_validate({**config.model_dump(exclude_unset=True), **options})
+        self.tokenizer = tokenizer
+        self.renderer: Any = create_renderer(tokenizer, config)
+        self.stop_ids: tuple[int, ...] = tuple(self.renderer.get_stop_token_ids())
+        self.tail = TAIL if renderer_name in _READ_THE_TAIL_ONLY else None
+        self.think_open = tokenizer.convert_tokens_to_ids("<think>")
+        self.think_close = tokenizer.convert_tokens_to_ids("</think>")
+        self.tool_open = tokenizer.convert_tokens_to_ids("<tool_call>") if self.tail else None
+
+    def bridge(
+        self, prompt: list[int], output: list[int], new: Sequence[Message], tools: list[dict[str, Any]]
+    ) -> Rendered | None:
+        """The ids that `new` adds after a sampled turn (prompt: its last tokens), or None where the format cannot go on from it."""
+        found = self.renderer.bridge_to_next_turn(prompt, output, _dicts(new), tools=tools or None)
+        known = len(prompt) + len(output)
+        if found is None or found.token_ids[:known] != prompt + output:
+            return None
+        owners = found.message_indices[known:]
+        return Rendered(found.token_ids[known:], _spans(owners, new), head=0)
+
+    def render(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]], sampled: Mapping[int, list[int]]
+    ) -> Rendered:
+        """The whole prompt. sampled: by message, the ids that were sampled for it, which are put back."""
+        found = self.renderer.render(_dicts(messages), tools=tools or None, add_generation_prompt=True)
+        ids, owners = found.token_ids, found.message_indices
+        if sampled and found.sampled_mask:
+            ids, owners = self._put_back(ids, owners, found.sampled_mask, sampled)
+        first = max((i + 1 for i, owner in enumerate(owners) if owner == 0), default=0)
+        return Rendered(ids, _spans(owners, messages), first)
+
+    def parse(self, prompt_tail: list[int], output: list[int], tools: list[dict[str, Any]]) -> Parsed:
+        """What sampled ids say. A tool call that is no valid JSON keeps its text, so that the harness can say so to the model."""
+        found = self.renderer.parse_response(output, tools=tools or None, prompt_ids=prompt_tail or None)
+        calls, text = [], found.content or ""
+        for attempt in found.tool_calls:
+            asked = _asked(attempt)
+            if asked is None:
+                text += f"<tool_call>\n{attempt.raw}"
+            else:
+                calls.append(asked)
+        return Parsed(text, found.reasoning_content or "", tuple(calls))
+
+    def _put_back(
+        self, ids: list[int], owners: list[int], mask: list[bool], sampled: Mapping[int, list[int]]
+    ) -> tuple[list[int], list[int]]:
+        out_ids: list[int] = []
+        out_owners: list[int] = []
+        runs = _bodies(owners, mask)
+        bodies = Counter(owner for owner, start, _ in runs if mask[start])
+        for owner, start, end in runs:
+            body = ids[start:end]
+            if owner in sampled and mask[start] and bodies[owner] == 1:
+                body = self._as_sampled(body, sampled[owner])
+            out_ids += body
+            out_owners += [owner] * len(body)
+        return out_ids, out_owners
+
+    def _as_sampled(self, rendered: list[int], sampled: list[int]) -> list[int]:
+        """A rendered turn with its sampled ids: whole, or what follows the thinking where the template keeps only that."""
+        close = rendered[-1:] if rendered and rendered[-1] in self.stop_ids else []
+        whole = sampled if sampled[-1:] == close or (sampled and sampled[-1] in self.stop_ids) else sampled + close
+        thinks, shows = self.think_close in sampled, self.think_close in rendered
+        if self.think_open in sampled and not thinks:
+            return rendered
+        if thinks == shows:
+            return whole
+        if thinks:
+            return whole[self._after_thinking(whole) :]
+        return rendered[: self._after_thinking(rendered)] + whole
+
+    def _after_thinking(self, ids: list[int]) -> int:
+        at = ids.index(self.think_close) + 1
+        while at < len(ids) and not self.tokenizer.bytes_of(ids[at]).strip():
+            at += 1
+        return at
+
+
+def _bodies(owners: list[int], mask: list[bool]) -> list[tuple[int, int, int]]:
+    """Runs of tokens with the same owner and the same mask: (owner, start, end)."""
+    runs, start = [], 0
+    for at in range(1, len(owners) + 1):
+        if at == len(owners) or owners[at] != owners[start] or mask[at] != mask[start]:
+            runs.append((owners[start], start, at))
+            start = at
+    return runs
+
+
+def _spans(owners: Sequence[int], messages: Sequence[Message]) -> tuple[InputSpan, ...]:
+    """Provenance by token. What the template writes between messages counts as the system's."""
+    spans: list[InputSpan] = []
+    previous: int | None = None
+    for at, owner in enumerate(owners):
+        if owner == previous:
+            continue
+        previous = owner
+        author = messages[owner].author if 0 <= owner < len(messages) else Author.SYSTEM
+        provenance = _PROVENANCE[author.value]
+        if not spans or spans[-1].provenance is not provenance:
+            spans.append(InputSpan(at, provenance))
+    return tuple(spans)
+
+
+def _dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [_dict(message) for message in messages]
+
+
+def _dict(message: Message) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": message.author.value, "content": message.text}
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
+    if message.calls:
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
+        ]
+    if message.answers:
+        found["tool_call_id"] = message.answers
+    if message.name:
+        found["name"] = message.name
+    return found
+
+
+_ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
+_NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
+
+
+def _asked(attempt: Any) -> Asked | None:
+    """A parse attempt as a tool call, or None where not even a name can be read."""
+    if attempt.name and str(attempt.status) == "ok":
+        return Asked(attempt.name, _as_written(attempt.raw, attempt.arguments))
+    name, arguments = _NAME.search(attempt.raw), _ARGUMENTS.search(attempt.raw)
+    if name is None or arguments is None:
+        return None
+    rest = attempt.raw[arguments.end() :].rstrip()
+    return Asked(name.group(1), rest[:-1] if rest.endswith("}") else rest)
+
+
+def _as_written(raw: str, arguments: Any) -> str:
+    """The arguments' text as sampled where it can be found in `raw`, else as compact JSON."""
+    if isinstance(arguments, str):
+        return arguments
+    for match in _ARGUMENTS.finditer(raw):
+        try:
+            value, end = json.JSONDecoder().raw_decode(raw, match.end())
+        except json.JSONDecodeError:
+            continue
+        if value == arguments:
+            return raw[match.end() : end]
+    return json.dumps({} if arguments is None else arguments, ensure_ascii=False)

@@ -1,0 +1,117 @@
+"""The router: leases of engines to calls, as the routes stand at the moment.
+
+reads     cells, commands (through `apply`)
+promises  a call waits for room no longer than it is told to; an execution counts once on its cell however many calls
+          it has open; an execution comes back to its cell while that samples
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gyre_engine.events import Event
+from gyre_engine.sampling.port import InferenceEngine
+from producers.proxy.exchange import unavailable
+from producers.proxy.routes import Cell, Routes, choose, observe
+
+AVOID_S = 1.0
+"""How long a cell that failed is passed over where another one samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """An engine lent to one call."""
+
+    cell: str
+    execution: str
+    engine: InferenceEngine
+
+
+class Router:
+    """Lends engines. Bounded: one engine client a cell that was seen, one sticky cell an execution until `forget`."""
+
+    def __init__(self, connect: Callable[[str], InferenceEngine]) -> None:
+        self.routes = Routes()
+        self._connect = connect
+        self._engines: dict[str, tuple[str, InferenceEngine]] = {}
+        self._sticky: dict[str, str] = {}
+        self._open: dict[str, Counter[str]] = {}
+        self._avoid: dict[str, float] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def apply(self, events: Iterable[Event]) -> None:
+        """Take in events and wake those that wait."""
+        for event in events:
+            self.routes = observe(self.routes, event)
+        self._wake()
+
+    async def acquire(self, execution: str, *, moved: bool, timeout: float) -> Lease:
+        """An engine with room. Raises ProxyError (503) after `timeout` seconds without one."""
+        deadline = time.monotonic() + timeout
+        while (cell := self._choose(execution, moved)) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise unavailable("no_sampling_cell", f"no cell with room sampled for {timeout:.0f} s; {self._state()}")
+            await self._change(left)
+        self._sticky[execution] = cell.cell
+        self._open.setdefault(cell.cell, Counter())[execution] += 1
+        return Lease(cell.cell, execution, self._engine(cell))
+
+    def release(self, lease: Lease) -> None:
+        """The call is done with its engine."""
+        open_calls = self._open[lease.cell]
+        open_calls[lease.execution] -= 1
+        if open_calls[lease.execution] <= 0:
+            del open_calls[lease.execution]
+        self._wake()
+
+    def avoid(self, lease: Lease) -> None:
+        """Pass the lease's cell over for a moment: it failed or did not serve."""
+        self._avoid[lease.cell] = time.monotonic() + AVOID_S
+
+    def forget(self, execution: str) -> None:
+        """The execution is over."""
+        self._sticky.pop(execution, None)
+
+    async def close(self) -> None:
+        """Close every engine client."""
+        for _, engine in self._engines.values():
+            await engine.close()
+
+    def _choose(self, execution: str, moved: bool) -> Cell | None:
+        load = {cell: len(calls.keys() - {execution}) for cell, calls in self._open.items()}
+        now = time.monotonic()
+        avoid = frozenset(cell for cell, until in self._avoid.items() if until > now)
+        return choose(self.routes, load, sticky=self._sticky.get(execution), moved=moved, avoid=avoid)
+
+    def _engine(self, cell: Cell) -> InferenceEngine:
+        url, engine = self._engines.get(cell.cell, ("", None))
+        if engine is None or url != cell.url:
+            engine = self._connect(cell.url)
+            self._engines[cell.cell] = (cell.url, engine)
+        return engine
+
+    async def _change(self, timeout: float) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await asyncio.wait_for(waiter, timeout)
+        except TimeoutError:
+            return
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _state(self) -> str:
+        known = [f"{cell.cell} {cell.role.value}" for cell in self.routes.cells.values()]
+        return f"cells: {', '.join(known)}" if known else "no cell has started yet"

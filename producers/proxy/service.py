@@ -1,0 +1,203 @@
+"""The executions that this proxy owns: opening calls for them, and closing them.
+
+writes    model-calls (proxy-owns, execution-closed), tool-events
+promises  one owner an execution, by a logged epoch that stands before its records; a closed execution takes no call,
+          and its closing counts exactly the records on the log
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from gyre_engine.events import derived_id
+from gyre_engine.events.calls import ExecutionClosed, ProxyOwns
+from gyre_engine.events.executions import ToolReturned
+from gyre_engine.sampling.port import SamplingParams
+from gyre_engine.trees.conversation import Author
+from producers.proxy.call import SHOWN, Call, Desk
+from producers.proxy.exchange import Ask, execution_over, too_long, unavailable, unknown_model
+from producers.proxy.execution import Execution, prompt_for
+from producers.proxy.generation import Job
+from producers.proxy.settings import ProxySettings
+
+T = TypeVar("T")
+
+CLOSE_GRACE_S = 5.0
+_ATTEMPT = re.compile(r"^(.*)\.(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """What a closed execution came to."""
+
+    held_us: int
+    calls: int
+    tokens: int
+
+
+class Service:
+    """State: an `Execution` each that is open; the counts of each closed one (~200 bytes); the newest attempt at each place of a group."""
+
+    def __init__(self, settings: ProxySettings, desk: Desk) -> None:
+        self.settings = settings
+        self.desk = desk
+        self.executions: dict[str, Execution] = {}
+        self.closed: dict[str, Closed] = {}
+        self._over: set[str] = set()
+        self._newest: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closings: dict[str, asyncio.Task[Closed]] = {}
+        self.counts = {"calls": 0, "joined": 0, "refused": 0}
+
+    async def open_call(self, execution_id: str, ask: Ask) -> Call:
+        """The call that answers a request: a new one, or the one that the same body has asked for already. Raises ProxyError."""
+        if self.settings.models.get(ask.model, self.settings.models.get("*")) is None:
+            raise unknown_model(ask.model, sorted(self.settings.models))
+        self._admit(execution_id)
+        await self.desk.outbox.ready(self.settings.wait_limit_s)
+        execution = self._execution(self._admit(execution_id))
+        call = execution.joinable(ask.digest)
+        if call is None:
+            call = self._call(execution, ask)
+            self.counts["calls"] += 1
+        else:
+            self.counts["joined"] += 1
+        call.listeners += 1
+        return call
+
+    async def close(self, execution_id: str) -> Closed:
+        """Refuse new calls, abort open ones, and log how many records there are. Raises ProxyError (503) while the log is away."""
+        if execution_id in self.closed:
+            return self.closed[execution_id]
+        self._over.add(execution_id)
+        closing = self._closings.get(execution_id)
+        if closing is None:
+            closing = self._closings[execution_id] = self._spawn(self._close(self._execution(execution_id)))
+        try:
+            return await asyncio.wait_for(asyncio.shield(closing), self.settings.wait_limit_s)
+        except TimeoutError:
+            raise unavailable("log_unavailable", f"the closing of {execution_id} waits for the event log") from None
+
+    def end(self, execution_id: str) -> None:
+        """The execution has its terminal event: refuse its key, and close it where nobody has."""
+        self._over.add(execution_id)
+        if execution_id in self.executions:
+            self._spawn(self.close(execution_id))
+
+    def dispatched(self, execution_id: str) -> None:
+        """A new attempt supersedes the earlier ones at its place."""
+        match = _ATTEMPT.match(execution_id)
+        if match:
+            place, attempt = match.group(1), int(match.group(2))
+            self._newest[place] = max(attempt, self._newest.get(place, 0))
+
+    def held_us(self, execution_id: str) -> int:
+        """Microseconds that an execution's agent was held up so far."""
+        if execution_id in self.closed:
+            return self.closed[execution_id].held_us
+        execution = self.executions.get(execution_id)
+        return execution.held_so_far() if execution else 0
+
+    def adopt(self, execution: Execution) -> None:
+        """Take over an execution whose state was read back from the log; its new epoch is logged before any record."""
+        self.executions[execution.id] = execution
+        owns = ProxyOwns(execution=execution.id, owner_epoch=execution.epoch, proxy=self.settings.name)
+        event_id = uuid4().hex
+        self._spawn(self.desk.outbox.put(execution.id, lambda: (owns, event_id), lambda: None))
+
+    async def settle(self, timeout: float) -> None:
+        """Abort what runs, and wait until what is known stands on the log."""
+        for execution in self.executions.values():
+            for call in list(execution.open.values()):
+                call.cancel.set()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout)
+        await self.desk.outbox.settle(timeout)
+
+    def _admit(self, execution_id: str) -> str:
+        match = _ATTEMPT.match(execution_id)
+        superseded = match is not None and int(match.group(2)) < self._newest.get(match.group(1), 0)
+        if execution_id in self._over or execution_id in self.closed or superseded:
+            self.counts["refused"] += 1
+            raise execution_over(execution_id)
+        return execution_id
+
+    def _execution(self, execution_id: str) -> Execution:
+        if execution_id not in self.executions:
+            self.adopt(Execution(execution_id, epoch=1))
+        return self.executions[execution_id]
+
+    def _call(self, execution: Execution, ask: Ask) -> Call:
+        settings = self.settings
+        prompt = prompt_for(execution, ask, self.desk.rendering)
+        room = settings.context_limit - len(prompt.ids)
+        if room < 1:
+            raise too_long(len(prompt.ids), settings.context_limit)
+        self._returned(execution, ask)
+        wanted = min(room, settings.sampling.max_tokens, ask.max_tokens or settings.sampling.max_tokens)
+        run = settings.sampling
+        params = SamplingParams(
+            temperature=run.temperature, top_p=run.top_p, top_k=run.top_k, min_p=run.min_p, max_tokens=wanted,
+            stop_token_ids=self.desk.rendering.stop_ids,
+        )
+        rid = f"{execution.id}-{uuid4().hex[:12]}"
+        job = Job(execution.id, rid, prompt.ids, params, settings.context_limit, settings.wait_limit_s)
+        call = Call(self.desk, execution, ask, prompt, job)
+        execution.keep(ask.digest, call)
+        call.task = self._spawn(call.run())
+        return call
+
+    def _returned(self, execution: Execution, ask: Ask) -> None:
+        """Tell the results of tools that this request brings for the first time."""
+        if not execution.unanswered_tools:
+            return
+        for message in reversed(ask.messages):
+            if message.author is Author.ASSISTANT:
+                return
+            if message.answers in execution.unanswered_tools:
+                execution.unanswered_tools.discard(message.answers)
+                event = ToolReturned(
+                    execution=execution.id, tool_call=message.answers, source="proxy", content=message.text[:SHOWN],
+                    nbytes=len(message.text.encode("utf-8", "replace")),
+                )
+                event_id = derived_id((execution.id, message.answers), "tool-returned", 1)
+                self.desk.outbox.tell(event, event_id)
+
+    async def _close(self, execution: Execution) -> Closed:
+        execution.closing = True
+        calls = [call for call in execution.open.values() if call.task is not None]
+        for call in calls:
+            call.cancel.set()
+        if calls:
+            await asyncio.wait({call.task for call in calls if call.task is not None})
+        await self.desk.outbox.settle(CLOSE_GRACE_S)
+
+        def make() -> tuple[ExecutionClosed, str]:
+            event = ExecutionClosed(
+                execution=execution.id, owner_epoch=execution.epoch, calls=execution.calls,
+                last_call=execution.last_call, held_us=execution.held_us,
+            )
+            return event, derived_id((execution.id, execution.last_call or ""), "execution-closed", 1)
+
+        await self.desk.outbox.put(execution.id, make, lambda: None)
+        return self._forget(execution)
+
+    def _forget(self, execution: Execution) -> Closed:
+        counts = Closed(execution.held_us, execution.calls, execution.tokens)
+        self.closed[execution.id] = counts
+        self.executions.pop(execution.id, None)
+        self._closings.pop(execution.id, None)
+        self.desk.router.forget(execution.id)
+        self.desk.outbox.forget(execution.id)
+        return counts
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,45 @@
+"""The proxy's settings: plain values, given by whoever starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+POLICY = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSampling:
+    """How the run samples; what a client asks does not count, but for max_tokens up to this one (learning.md, 2)."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySettings:
+    """secret_file holds the stack's secret: it stands in no argument and no event.
+
+    models:        name that a client asks for -> "policy"; "*" stands for every other name
+    context_limit: tokens of prompt and answer together
+    wait_limit_s:  the longest wait for a cell, an engine or the log, until a retryable error
+    quiet_s:       a stream is opened after this long without a token, and kept alive at this pace
+    """
+
+    model_folder: Path
+    secret_file: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    renderer: str = "qwen3"
+    renderer_options: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, str] = field(default_factory=lambda: {"policy": POLICY})
+    sampling: RunSampling = RunSampling()
+    context_limit: int = 32_768
+    wait_limit_s: float = 1800.0
+    quiet_s: float = 10.0
+    name: str = "proxy"

@@ -1,0 +1,90 @@
+"""The tokenizer of a model folder, over the `tokenizers` library alone: nothing here loads transformers or torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer
+
+
+class TokenizerUnreadable(ValueError):
+    """The folder holds no tokenizer.json that can be read; the text says what to do."""
+
+
+class ChatTokenizer:
+    """What `renderers` asks of a tokenizer, and the bytes of each token (an id alone may be half a character)."""
+
+    unk_token_id: int | None = None
+
+    def __init__(self, tokenizer: Tokenizer, name: str, eos: str | None = None) -> None:
+        self.backend = tokenizer
+        self.name_or_path = name
+        self.eos_token = eos
+        self.eos_token_id: int | None = tokenizer.token_to_id(eos) if eos else None
+        self._added = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
+        self._byte_level = "ByteLevel" in _kinds(orjson.loads(tokenizer.to_str()).get("decoder"))
+        self._bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTokenizer:
+        """The tokenizer of a Hugging Face folder (tokenizer.json, and tokenizer_config.json where there is one)."""
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise TokenizerUnreadable(f"{folder} has no tokenizer.json: give the proxy the folder of a Hugging Face model")
+        config = folder / "tokenizer_config.json"
+        eos = orjson.loads(config.read_bytes()).get("eos_token") if config.is_file() else None
+        text = eos.get("content") if isinstance(eos, dict) else eos
+        return cls(Tokenizer.from_file(str(file)), str(folder), text)
+
+    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
+        """The ids of a text, without tokens of the tokenizer's own around it."""
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Any, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
+        """The text of ids; bytes that are no character become U+FFFD."""
+        return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """The id of a token's text, or of each in a list; None where there is none."""
+        if isinstance(tokens, str):
+            return self.backend.token_to_id(tokens)
+        return [self.backend.token_to_id(token) for token in tokens]
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; empty for an unknown id."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._spell(token_id)
+        return known
+
+    def _spell(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        text = self.backend.id_to_token(token_id)
+        if text is None:
+            return b""
+        if self._byte_level:
+            return bytes(_BYTE_OF[char] for char in text if char in _BYTE_OF)
+        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            return bytes([int(text[3:5], 16)])
+        return text.replace("\u2581", " ").encode()
+
+
+def _kinds(decoder: Any) -> set[str]:
+    """The types of a decoder and of those inside it."""
+    if not isinstance(decoder, dict):
+        return set()
+    inner = decoder.get("decoders") or []
+    return {str(decoder.get("type")), *(kind for part in inner for kind in _kinds(part))}
+
+
+def _alphabet() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one printable character: printable bytes as themselves, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _alphabet()
