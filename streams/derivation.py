@@ -1,0 +1,82 @@
+"""What a stream is, apart from Kafka and Faust: a pure fold from records to derived events.
+
+A derivation reads no clock and draws no random number. The id of what it derives is a hash of the causes (log-rules,
+15), so deriving it twice makes the same event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gyre_engine.events import Event, derived_id
+from gyre_engine.events.calls import Quarantined
+from gyre_engine.events.training import DeadLetter
+from gyre_engine.log.intake import VALUE_LIMIT, Raw
+
+Position = tuple[str, int]
+"""(topic, partition)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """An event to append. `decisive`: others wait for it, so a start makes sure that the log holds it."""
+
+    event: Event
+    id: str
+    cause: str | None
+    at: int
+    decisive: bool = False
+
+
+class Derivation(Protocol):
+    """A fold over some topics. Records of one partition come in their order; between partitions there is none."""
+
+    name: str
+    sources: tuple[str, ...]
+    outputs: tuple[str, ...]
+    whole: bool
+    """Whether it needs every partition of its sources: then only one worker may run it."""
+
+    def begin(self, event: Event) -> None:
+        """Before anything else: an event that stands on one of the outputs already."""
+
+    def observe(self, raw: Raw) -> Sequence[Derived]:
+        """What follows from the next record. Raises CodecError (a bad record), UnreadableEvent (stop)."""
+
+    def reject(self, raw: Raw, reason: str) -> Sequence[Derived]:
+        """What follows from a record that cannot be read or applied: a dead letter, and its execution's quarantine."""
+
+
+def place(raw: Raw) -> tuple[str, str, str]:
+    """Where a record stands, as parts of an id."""
+    return raw.topic, str(raw.partition), str(raw.offset)
+
+
+def dead_letter(raw: Raw, reader: str, reason: str) -> Derived:
+    """The record and why it was passed over."""
+    event = DeadLetter(
+        topic=raw.topic,
+        partition=raw.partition,
+        offset=raw.offset,
+        reader=reader,
+        reason=reason,
+        message_key=raw.key or b"",
+        value=(raw.value or b"")[:VALUE_LIMIT],
+    )
+    return Derived(event, derived_id((*place(raw), reader), event.TYPE, event.VERSION), None, raw.at_ms * 1000)
+
+
+def quarantine(raw: Raw, event: Quarantined, config_hash: str) -> Derived:
+    """The execution of a bad record leaves training (log-rules, 16)."""
+    id = derived_id(place(raw), event.TYPE, event.VERSION, config_hash)
+    return Derived(event, id, None, raw.at_ms * 1000, decisive=True)
+
+
+def execution_of(raw: Raw) -> str | None:
+    """The execution that keys a record, None where the key is missing or no text."""
+    try:
+        return raw.key.decode() if raw.key else None
+    except UnicodeDecodeError:
+        return None

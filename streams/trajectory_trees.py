@@ -1,0 +1,60 @@
+"""Trajectory trees: every model call takes its place in the tree of its execution.
+
+reads     model-calls (by execution)
+writes    trees (by execution): a node a call, the whole tree with roles when the execution is closed, quarantines;
+dead-letters promises  the same tree whatever is delivered twice; an execution with a record that cannot be read or
+placed is quarantined, by an event; only counts pass through here, never token ids
+
+State is the open trees of the run, in memory, read again from the log at a start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gyre_engine.events import Event, derived_id
+from gyre_engine.events.calls import NodeGrown, Quarantined, TreeClosed
+from gyre_engine.log.intake import Raw
+from gyre_engine.trees.facts import Read, read
+from gyre_engine.trees.forest import Forest
+from streams.derivation import Derived, dead_letter, execution_of, quarantine
+
+VERSION = 1
+NAME = "trajectory-trees"
+
+
+class TrajectoryTrees:
+    """The derivation. `config_hash` is part of the ids of what it derives."""
+
+    name = NAME
+    sources: tuple[str, ...] = ("model-calls",)
+    outputs: tuple[str, ...] = ("trees",)
+    whole = False
+
+    def __init__(self, config_hash: str = "") -> None:
+        self.config_hash = config_hash
+        self.forest = Forest()
+
+    def begin(self, event: Event) -> None:
+        """Nothing: the trees follow from the calls alone."""
+
+    def observe(self, raw: Raw) -> Sequence[Derived]:
+        """The node, the closed tree, or the quarantine that follows."""
+        found = read(raw.value)
+        event = self.forest.observe(found.fact)
+        if event is None:
+            return ()
+        if isinstance(event, Quarantined):
+            return dead_letter(raw, self.name, event.reason), quarantine(raw, event, self.config_hash)
+        return (self._derived(event, found),)
+
+    def reject(self, raw: Raw, reason: str) -> Sequence[Derived]:
+        """A dead letter, and the quarantine of the execution that keys the record."""
+        letter = dead_letter(raw, self.name, reason)
+        execution = execution_of(raw)
+        event = self.forest.quarantine(execution, reason) if execution else None
+        return (letter,) if event is None else (letter, quarantine(raw, event, self.config_hash))
+
+    def _derived(self, event: NodeGrown | TreeClosed, found: Read) -> Derived:
+        id = derived_id((found.id,), event.TYPE, VERSION, self.config_hash)
+        return Derived(event, id, found.id, found.at, decisive=isinstance(event, TreeClosed))
