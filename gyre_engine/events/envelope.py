@@ -7,11 +7,12 @@ Kafka headers, so that a reader can pass over what it does not want without deco
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from gyre_engine.events.codec import CodecError, Fields, from_fields, pack, to_fields, unpack
@@ -44,6 +45,8 @@ class Recorded:
     topic: str = ""
     partition: int = -1
     offset: int = -1
+    extra: Fields = field(default_factory=dict, compare=False)
+    """Fields of the body that this version of the type does not have, as a newer producer wrote them."""
 
 
 class UnknownEvent(CodecError):
@@ -133,7 +136,9 @@ def decode(data: bytes | None, *, topic: str = "", partition: int = -1, offset: 
     cls = _TYPES.get(type_name)
     if cls is None:
         raise UnknownEvent(f"unknown event type {type_name!r}")
-    return Recorded(*head, from_fields(cls, lift(cls, version, body)), topic, partition, offset)
+    fields = lift(cls, version, body)
+    extra = {name: fields[name] for name in unknown_fields(cls, fields)}
+    return Recorded(*head, from_fields(cls, fields), topic, partition, offset, extra)
 
 
 def lift(cls: type[Event], version: int, body: Fields) -> Fields:
@@ -149,5 +154,9 @@ def lift(cls: type[Event], version: int, body: Fields) -> Fields:
 
 def unknown_fields(cls: type[Event], body: Fields) -> tuple[str, ...]:
     """Names in `body` that this version of the type does not have (a newer producer wrote them)."""
-    known = {f.name for f in dataclasses.fields(cls)}
-    return tuple(sorted(set(body) - known))
+    return tuple(sorted(body.keys() - _known_fields(cls.TYPE)))
+
+
+@functools.cache
+def _known_fields(type_name: str) -> frozenset[str]:
+    return frozenset(f.name for f in dataclasses.fields(_TYPES[type_name]))

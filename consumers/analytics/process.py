@@ -1,0 +1,77 @@
+"""The analytics process: owns ClickHouse where no server is configured, and keeps every topic of the run in it.
+
+reads     all topics of the run, and `runs`
+writes    ClickHouse: one table a topic
+promises  stops on SIGTERM or SIGINT after inserting what it has read; what it could not insert is read again at the next start
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from consumers.analytics.ingest import Ingest
+from consumers.analytics.settings import DATABASE, WRITER, Address, AnalyticsSettings, address
+from consumers.analytics.store import Store
+from gyre_engine.log.port import Log
+
+DRAIN_SECONDS = 20.0
+"""How long a stop may take to insert what stands on the log."""
+log = logging.getLogger(__name__)
+
+
+def run(settings: AnalyticsSettings, log_: Log, stop: threading.Event | None = None) -> None:
+    """Serve and ingest until SIGTERM, SIGINT or `stop`."""
+    stopping = stop or _on_signals()
+    with serving(settings) as at:
+        store = Store(at, retry_seconds=settings.insert_retry_seconds)
+        try:
+            store.prepare()
+            _ingest(Ingest(log_, store, settings), stopping)
+        finally:
+            store.close()
+
+
+def _ingest(ingest: Ingest, stopping: threading.Event) -> None:
+    try:
+        while not stopping.is_set():
+            ingest.step()
+        if not ingest.drain(DRAIN_SECONDS):
+            log.warning("analytics stopped before it had read everything: the rest is read at the next start")
+    finally:
+        ingest.close()
+
+
+@contextlib.contextmanager
+def serving(settings: AnalyticsSettings) -> Iterator[Address]:
+    """Where the writer connects: the server that `url` names, or the embedded one, which lives as long as this context."""
+    if settings.url is not None:
+        yield address(settings.url, user="default", password=settings.password, database=settings.database)
+        return
+    from consumers.analytics.embedded.engine import EngineSettings
+    from consumers.analytics.embedded.request import Users
+    from consumers.analytics.embedded.service import Embedded
+
+    if settings.path is None:
+        raise ValueError("analytics needs a folder (path) for the embedded ClickHouse, or clickhouse.url")
+    engine = EngineSettings(settings.path, settings.database)
+    with Embedded(engine, Users(settings.password or None), host=settings.host, port=settings.port) as embedded:
+        yield Address(embedded.host, embedded.port, False, WRITER, settings.password, settings.database)
+
+
+def _on_signals() -> threading.Event:
+    stopping = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    return stopping
+
+
+__all__ = ["DATABASE", "AnalyticsSettings", "run", "serving"]

@@ -1,0 +1,123 @@
+"""The tables as the ingest sees them: made and mended at start, written in deduplicated blocks, asked for their own positions.
+
+promises  one insert is one block under the token `topic-partition:first-last...`; sent again it is dropped, cut otherwise it is
+          replaced by event id: rows never count twice
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+import clickhouse_connect
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
+
+from consumers.analytics.rows import insert_body
+from consumers.analytics.schema import Table, tables
+from consumers.analytics.settings import Address
+from consumers.analytics.views import create_views
+from gyre_engine.events import Recorded
+
+RUNS = "runs"
+log = logging.getLogger(__name__)
+
+
+class StoreUnavailable(RuntimeError):
+    """ClickHouse did not take an insert within the limit; the text says which server, which table, and its last answer."""
+
+
+def connect(at: Address, *, timeout: int = 60) -> Client:
+    """A client of this server. Raises OperationalError where it does not answer."""
+    return clickhouse_connect.get_client(
+        host=at.host,
+        port=at.port,
+        secure=at.secure,
+        username=at.user,
+        password=at.password,
+        database=at.database,
+        send_receive_timeout=timeout,
+        connect_timeout=10,
+        autogenerate_session_id=False,
+        compress=False,
+    )
+
+
+class Store:
+    """The tables of one database."""
+
+    def __init__(self, at: Address, *, retry_seconds: float = 60.0) -> None:
+        self._at = at
+        self._retry_seconds = retry_seconds
+        self._client = connect(at)
+
+    def prepare(self) -> None:
+        """Create what is missing, add columns that the code has and the tables lack, and bring every view up to date."""
+        for table in tables().values():
+            self._client.command(table.create())
+            for name, kind in self._missing(table):
+                self._client.command(f"ALTER TABLE `{table.raw_name}` ADD COLUMN IF NOT EXISTS `{name}` {kind}")
+            self._client.command(table.create_view())
+        for statement in create_views():
+            self._client.command(statement)
+
+    def _missing(self, table: Table) -> list[tuple[str, str]]:
+        found = self._client.query(
+            "SELECT name FROM system.columns WHERE database = {db:String} AND table = {table:String}",
+            parameters={"db": self._at.database, "table": table.raw_name},
+        )
+        have = {name for (name,) in found.result_rows}
+        return [(name, kind) for name, kind in table.definitions() if name not in have]
+
+    def positions(self, run: str, ends: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        """The next offset to read, a partition: the table's own maximum + 1 (log-rules, 17). A log that ends before it is
+        another log under the same name, and is read from its beginning."""
+        start: dict[tuple[str, int], int] = {}
+        for topic in {topic for topic, _ in ends}:
+            for partition, following in self._maxima(topic, run):
+                end = ends.get((topic, partition))
+                if end is not None and following <= end:
+                    start[topic, partition] = following
+        return start
+
+    def _maxima(self, topic: str, run: str) -> Iterable[Sequence[int]]:
+        where = "" if topic == RUNS else "WHERE run = {run:String}"
+        table = tables()[topic].raw_name
+        sql = f"SELECT partition, max(offset) + 1 FROM `{table}` {where} GROUP BY partition"  # noqa: S608 - a name of our own
+        return self._client.query(sql, parameters={"run": run}).result_rows
+
+    def insert(self, topic: str, records: Sequence[Recorded]) -> None:
+        """Insert these events, each partition in order. Tries again, with the same token, until `retry_seconds` have passed."""
+        table, body = tables()[topic].raw_name, insert_body(records)
+        settings = {"insert_deduplication_token": token(topic, records)}
+        end = time.monotonic() + self._retry_seconds
+        wait = 0.1
+        while True:
+            try:
+                self._client.raw_insert(table, insert_block=body, fmt="JSONEachRow", settings=settings)
+                return
+            except (ClickHouseError, OSError) as error:
+                if time.monotonic() + wait > end or not _is_passing(error):
+                    where = f"ClickHouse at {self._at.host}:{self._at.port}"
+                    raise StoreUnavailable(f"{where} did not take {len(records)} rows of {table}: {error}") from error
+                log.warning("ClickHouse at %s:%d is away, trying again: %s", self._at.host, self._at.port, type(error).__name__)
+            time.sleep(wait)
+            wait = min(wait * 2, 5.0)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether the same insert may succeed later: the server is away or busy, the rows are not at fault."""
+    return isinstance(error, OperationalError | OSError) or "code: 241" in str(error) or "code: 252" in str(error)
+
+
+def token(topic: str, records: Sequence[Recorded]) -> str:
+    """The name of a batch: its topic, and its first and last offset in each partition."""
+    ranges: dict[int, tuple[int, int]] = {}
+    for record in records:
+        first, _ = ranges.get(record.partition, (record.offset, 0))
+        ranges[record.partition] = (first, record.offset)
+    return "-".join([records[0].run, topic, *(f"{p}:{first}-{last}" for p, (first, last) in sorted(ranges.items()))])
