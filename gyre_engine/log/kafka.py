@@ -20,10 +20,11 @@ from gyre_engine.log.kafka_follower import KafkaFollower, read_topic
 from gyre_engine.log.kafka_places import Places
 from gyre_engine.log.names import RUNS, full_name, record_key
 from gyre_engine.log.port import EventTooLarge, LogUnavailable, Offsets, OnDeadLetter, Place, UnknownTopic
-from gyre_engine.log.presence import Presence, client_log
+from gyre_engine.log.presence import Presence, client_log, warm
 from gyre_engine.log.settings import KafkaSettings, producer_properties
 
 _PROBE_SECONDS = 1.0
+_WARM_SECONDS = 2.0
 _NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 
 
@@ -38,6 +39,7 @@ class KafkaLog:
         self._intakes: list[Intake] = []
         properties = producer_properties(settings) | {"error_cb": self.presence.heard}
         self._producer = Producer(properties, logger=client_log)
+        warm(self._producer, _WARM_SECONDS)
         self._closing = threading.Event()
         self._server = threading.Thread(target=self._serve, name=f"log-{run}", daemon=True)
         self._server.start()

@@ -11,11 +11,14 @@ from gyre_engine.events import Recorded
 from gyre_engine.log.intake import Intake, Raw
 from gyre_engine.log.kafka_places import TRANSIENT, Places
 from gyre_engine.log.port import LogUnavailable, Offsets, UnknownTopic
-from gyre_engine.log.presence import client_log
+from gyre_engine.log.presence import client_log, warm
 from gyre_engine.log.settings import consumer_properties
 
 _SLICE = 0.5
 """Seconds that one call into the client may take: signals and limits are looked at in between."""
+_FOLLOW_WAIT_MS = 250
+_READ_WAIT_MS = 5
+"""Short: the next partition is asked for only when the last fetch has come back."""
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 
 
@@ -27,7 +30,7 @@ class KafkaFollower:
         self._intake = intake
         self._topics = list(topics)
         self._group = group
-        self._consumer = new_consumer(places, group or "readers")
+        self._consumer = new_consumer(places, group or "readers", _FOLLOW_WAIT_MS)
         self._positions: dict[tuple[str, int], int] = {}
         self._stored: dict[tuple[str, int], int] = {}
         self._mark: dict[tuple[str, int], int] = {}
@@ -38,6 +41,7 @@ class KafkaFollower:
         self._stored = self._committed() if self._group else {}
         begin = {**dict.fromkeys(self._mark, 0), **(self._mark if from_end else self._stored), **start}
         self._positions = {place: begin[place] for place in self._mark}
+        warm(self._consumer, self._places.settings.request_timeout_s)
         self._consumer.assign([self._at(place, offset) for place, offset in self._positions.items()])
 
     def poll(self, timeout: float, limit: int = 1000) -> list[Recorded]:
@@ -107,9 +111,9 @@ class KafkaFollower:
         return TopicPartition(self._places.name(place[0]), place[1], offset)
 
 
-def new_consumer(places: Places, group: str) -> Consumer:
-    """A client that reads committed records."""
-    properties = consumer_properties(places.settings, places.group(group)) | {"error_cb": places.presence.heard}
+def new_consumer(places: Places, group: str, wait_ms: int) -> Consumer:
+    """A client that reads committed records; a fetch waits `wait_ms` at the broker where nothing new is there."""
+    properties = consumer_properties(places.settings, places.group(group), wait_ms) | {"error_cb": places.presence.heard}
     return Consumer(properties, logger=client_log)
 
 
@@ -137,7 +141,8 @@ def read_topic(places: Places, intake: Intake, start: Offsets, limits: Mapping[t
     spans = [(place, start.get(place, 0), end) for place, end in limits.items() if end > start.get(place, 0)]
     if not spans:
         return
-    consumer = new_consumer(places, "readers")
+    consumer = new_consumer(places, "readers", _READ_WAIT_MS)
+    warm(consumer, places.settings.request_timeout_s)
     try:
         for (topic, partition), first, end in spans:
             consumer.assign([TopicPartition(places.name(topic), partition, first)])

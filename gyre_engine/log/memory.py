@@ -222,4 +222,3 @@ class MemoryFollower:
 def group_name(to: MemoryLog, group: str) -> str:
     """Groups are named per run (log-rules, 14)."""
     return f"{to.prefix}.{to.run}.{group}"
-

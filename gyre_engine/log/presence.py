@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from confluent_kafka import KafkaError
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 log = logging.getLogger(__name__)
 client_log = logging.getLogger("gyre.librdkafka")
@@ -57,3 +57,12 @@ class Presence:
             self._said.add(error.code())
         if not known:
             log.error("the log at %s: %s", self.servers, error.str())
+
+
+def warm(client: Producer | Consumer, timeout: float) -> bool:
+    """Have a client learn the cluster's topics before it needs one: left to itself it looks only once a second. Whether it did."""
+    try:
+        client.list_topics(timeout=timeout)
+    except KafkaException:
+        return False
+    return True

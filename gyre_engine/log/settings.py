@@ -61,7 +61,7 @@ def producer_properties(settings: KafkaSettings) -> Properties:
     return properties
 
 
-def consumer_properties(settings: KafkaSettings, group: str) -> Properties:
+def consumer_properties(settings: KafkaSettings, group: str, wait_ms: int) -> Properties:
     """Committed records only, from the beginning where there is no position, with an event at each partition's end."""
     return client_properties(settings) | {
         "group.id": group,
@@ -70,7 +70,7 @@ def consumer_properties(settings: KafkaSettings, group: str) -> Properties:
         "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
         "enable.partition.eof": True,
-        "fetch.wait.max.ms": 500,
+        "fetch.wait.max.ms": wait_ms,
         "fetch.queue.backoff.ms": 20,
         "fetch.error.backoff.ms": 100,
         "queued.max.messages.kbytes": 32 * 1024,
