@@ -199,8 +199,8 @@ class ScriptedEngine:
         return playing
 
     def _script(self, request: GenerateRequest) -> Script:
-        """The script, cut where the request or the context ends it."""
-        script = self._play(request)
+        """The script, cut where a stop token, the request's length or the context ends it."""
+        script = _until(self._play(request), frozenset(request.params.stop_token_ids))
         most = min(request.params.max_tokens, self._max_context - len(request.input_ids))
         if len(script.output_ids) <= most:
             return script
@@ -244,6 +244,15 @@ class ScriptedEngine:
         self._generated += len(ids)
         playing.played = end
         return Chunk(ids, logprobs, self._version, reason, playing.cached)
+
+
+def _until(script: Script, stops: frozenset[int]) -> Script:
+    """The script up to its first stop token, that included."""
+    end = next((at + 1 for at, token in enumerate(script.output_ids) if token in stops), None)
+    if end is None or end == len(script.output_ids):
+        return script
+    logprobs = None if script.logprobs is None else script.logprobs[:end]
+    return Script(script.output_ids[:end], logprobs, FinishReason.STOP, script.piece)
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:

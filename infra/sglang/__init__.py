@@ -1,0 +1,1 @@
+"""The real SGLang on a CPU: an environment of its own, and how to start it."""

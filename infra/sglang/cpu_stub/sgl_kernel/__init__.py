@@ -1,0 +1,21 @@
+"""Stands in for SGLang's compiled kernels, which exist for GPUs and for CPUs with AMX only.
+
+On any other CPU, SGLang binds names of this package while it is imported and then computes with plain torch, so a name may be had here,
+and calling it says which kernel a configuration asked for.
+"""
+
+
+class _Kernel:
+    """A kernel by name: it can be passed around, not run."""
+
+    def __init__(self, name):
+        self.__name__ = name
+
+    def __call__(self, *inputs, **options):
+        raise RuntimeError(f"SGLang called its compiled kernel {self.__name__}: this path needs a GPU, or other flags (see launch.py)")
+
+
+def __getattr__(name):
+    if name[:2] == "__":
+        raise AttributeError(name)
+    return _Kernel(name)
