@@ -108,7 +108,7 @@ class Call:
             finish = Finish.TOOL_CALLS
         record = await self._record(finish, parsed)
         if finish is Finish.CANCELLED:
-            return ProxyError(499, "cancelled", "the call was cancelled", kind="cancelled")
+            return unavailable("call_cancelled", "the call was cancelled: its execution ends, or the proxy restarts", 1)
         self.heard += self._stream.rest(parsed)
         usage = Usage(len(self.prompt.ids), len(record.output_ids), record.cached_tokens)
         calls = _wire(record.call, parsed)

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from renderers import create_renderer
@@ -58,6 +59,29 @@ class Parsed:
     text: str
     reasoning: str
     calls: tuple[Asked, ...]
+
+
+_RENDERERS = {
+    "qwen3": "qwen3", "qwen3_moe": "qwen3", "qwen3_5": "qwen3.5", "qwen3_5_moe": "qwen3.5", "qwen3_5_text": "qwen3.5",
+    "glm4_moe": "glm-4.5", "kimi_k2": "kimi-k2", "deepseek_v3": "deepseek-v3", "gpt_oss": "gpt-oss", "minimax_m2": "minimax-m2",
+    "llama": "llama-3",
+}
+"""By the `model_type` of config.json: the chat format of the family's instruction models."""
+
+
+class UnknownRenderer(ValueError):
+    """No renderer is known for the model; the text says how to name one."""
+
+
+def renderer_of(folder: Path) -> str:
+    """The renderer for a Hugging Face folder, by its config.json. Raises UnknownRenderer."""
+    file = folder / "config.json"
+    kind = json.loads(file.read_text()).get("model_type") if file.is_file() else None
+    if kind not in _RENDERERS:
+        known = ", ".join(sorted(_RENDERERS))
+        text = f"no renderer is known for model_type {kind!r} (known: {known}): set model.renderer to a name of `renderers`"
+        raise UnknownRenderer(f"{file}: {text}")
+    return _RENDERERS[kind]
 
 
 class Rendering:

@@ -41,7 +41,7 @@ class Closed:
 
 
 class Service:
-    """State: an `Execution` each that is open; the counts of each closed one (~200 bytes); the newest attempt at each place of a group."""
+    """State: an `Execution` each that is open, the counts of each closed one (~200 bytes), the newest attempt at each place."""
 
     def __init__(self, settings: ProxySettings, desk: Desk) -> None:
         self.settings = settings
@@ -103,18 +103,22 @@ class Service:
         execution = self.executions.get(execution_id)
         return execution.held_so_far() if execution else 0
 
-    def adopt(self, execution: Execution) -> None:
-        """Take over an execution whose state was read back from the log; its new epoch is logged before any record."""
+    def _begin(self, execution: Execution) -> None:
+        """Own a new execution; that is logged before any record of it."""
         self.executions[execution.id] = execution
         owns = ProxyOwns(execution=execution.id, owner_epoch=execution.epoch, proxy=self.settings.name)
         event_id = uuid4().hex
         self._spawn(self.desk.outbox.put(execution.id, lambda: (owns, event_id), lambda: None))
 
+    def cancel_all(self) -> None:
+        """Abort what runs; its clients are told to ask again."""
+        for execution in self.executions.values():
+            for call in execution.open.values():
+                call.cancel.set()
+
     async def settle(self, timeout: float) -> None:
         """Abort what runs, and wait until what is known stands on the log."""
-        for execution in self.executions.values():
-            for call in list(execution.open.values()):
-                call.cancel.set()
+        self.cancel_all()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout)
         await self.desk.outbox.settle(timeout)
@@ -129,7 +133,7 @@ class Service:
 
     def _execution(self, execution_id: str) -> Execution:
         if execution_id not in self.executions:
-            self.adopt(Execution(execution_id, epoch=1))
+            self._begin(Execution(execution_id, epoch=1))
         return self.executions[execution_id]
 
     def _call(self, execution: Execution, ask: Ask) -> Call:
