@@ -1,0 +1,26 @@
+"""The only door to Megatron-core. It warns about every CUDA extension that is absent, which is the normal case here."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without Megatron's warnings about itself, at import and while a model is built; nobody can act on them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+with quiet():
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.module import MegatronModule
+
+# Raised inside its own forward pass; one rank has only the default group.
+warnings.filterwarnings("ignore", message=".*tp_group is None", category=DeprecationWarning)
+
+__all__ = ["GPTModel", "MegatronModule", "TransformerConfig", "get_gpt_layer_local_spec", "parallel_state", "quiet"]

@@ -1,0 +1,190 @@
+"""The ports of training: the replica, which every cell has, and the optimizer, which only the core has.
+
+promises  the same calls in the same order give the same bytes, in any process on the same kind of machine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyre_engine.batching.microstep import PackedMicroStep
+from gyre_engine.losses.config import LossConfig
+
+
+class TrainingError(RuntimeError):
+    """A replica or an optimizer was given something it cannot train on; the message names it and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Current against behaviour policy over the targets of one staleness; sums, so that micro-steps add up.
+
+    tokens; ratio_sum and ratio_max of exp(current - behaviour); gap_sum of |current - behaviour|
+    """
+
+    tokens: int
+    ratio_sum: float
+    ratio_max: float
+    gap_sum: float
+
+    def __add__(self, other: Drift) -> Drift:
+        return Drift(
+            self.tokens + other.tokens,
+            self.ratio_sum + other.ratio_sum,
+            max(self.ratio_max, other.ratio_max),
+            self.gap_sum + other.gap_sum,
+        )
+
+    @property
+    def ratio_mean(self) -> float:
+        return self.ratio_sum / self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """What one or several micro-steps did; adds up.
+
+    tokens, targets:  packed and trained tokens
+    loss:             summed loss, not divided
+    clipped:          targets whose gradient the clip removed
+    entropy_sum:      over the targets; 0 unless `LossConfig.entropy`
+    drift:            by staleness in weight versions, version at training - version at sampling
+    """
+
+    tokens: int = 0
+    targets: int = 0
+    loss: float = 0.0
+    clipped: int = 0
+    entropy_sum: float = 0.0
+    drift: Mapping[int, Drift] = field(default_factory=dict)
+
+    @property
+    def clip_fraction(self) -> float:
+        return self.clipped / self.targets if self.targets else 0.0
+
+    def __add__(self, other: StepMetrics) -> StepMetrics:
+        drift = dict(self.drift)
+        for staleness, entry in other.drift.items():
+            drift[staleness] = drift[staleness] + entry if staleness in drift else entry
+        return StepMetrics(
+            self.tokens + other.tokens,
+            self.targets + other.targets,
+            self.loss + other.loss,
+            self.clipped + other.clipped,
+            self.entropy_sum + other.entropy_sum,
+            dict(sorted(drift.items())),
+        )
+
+    def to_fields(self) -> dict[str, Any]:
+        """Plain fields for events; drift as [staleness, tokens, ratio mean, ratio max, mean gap]."""
+        rows = [
+            [staleness, entry.tokens, entry.ratio_mean, entry.ratio_max, entry.gap_sum / entry.tokens]
+            for staleness, entry in self.drift.items()
+        ]
+        return {
+            "tokens": self.tokens,
+            "targets": self.targets,
+            "loss": self.loss,
+            "clip_fraction": self.clip_fraction,
+            "entropy": self.entropy_sum / self.targets if self.targets else 0.0,
+            "drift": rows,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """temperature: the run's sampling temperature, by which logits are divided.
+    dtype:       float32, or float64 to check numbers.
+    device:      cpu or cuda.
+    recompute:   compute each layer's activations again in the backward pass: memory of one layer instead of all.
+    """
+
+    temperature: float = 1.0
+    dtype: str = "float32"
+    device: str = "cpu"
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise TrainingError(f"temperature is {self.temperature}; it must be above 0: greedy samples do not train")
+        if self.dtype not in ("float32", "float64"):
+            raise TrainingError(f"training.dtype has no {self.dtype!r}; choose float32 (or float64 to check numbers)")
+
+
+class TrainingReplica(Protocol):
+    """A full copy of the policy that adds gradients (method.md, 3)."""
+
+    version: int
+    """Of the weights it holds; the core sets it after its own update."""
+
+    def load(self, image: bytes | Path, version: int) -> None:
+        """Take the weights of a Hugging Face safetensors image (bytes) or model folder, as weight version `version`."""
+
+    def accumulate(self, step: PackedMicroStep, loss: LossConfig) -> StepMetrics:
+        """Add the gradient of one micro-step's summed loss into the gradient buffer. Weights do not change."""
+
+    def zero(self) -> None:
+        """Clear the gradient buffer."""
+
+    def gradient_buffer(self) -> NDArray[np.float32]:
+        """The one flat buffer of gradient sums, same layout in every replica of a model; the live memory on a CPU."""
+
+    def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """float32[n - 1]: log-probability of ids[1:], each given what stands before it; no gradient (the gap probe)."""
+
+    def export(self) -> bytes:
+        """The weights as a Hugging Face safetensors image, fp32, names sorted: equal weights give equal bytes."""
+
+    def weights_hash(self) -> str:
+        """SHA-256 of `export()`, hex."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hyper:
+    """`[optimizer]` of a run.
+
+    lr:            learning rate after warm-up
+    warmup_steps:  steps over which it rises linearly from lr / warmup_steps
+    betas, eps, weight_decay: AdamW's; norms and biases do not decay
+    clip:          largest gradient norm; 0 turns clipping off
+    """
+
+    lr: float = 1e-6
+    warmup_steps: int = 0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 1.0
+
+    def rate(self, step: int) -> float:
+        """Learning rate of step 1, 2, ..."""
+        return self.lr * min(1.0, step / self.warmup_steps) if self.warmup_steps else self.lr
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMetrics:
+    """One update: its number from 1, the gradient norm before clipping, what it was scaled by, the learning rate."""
+
+    step: int
+    grad_norm: float
+    clip_scale: float
+    lr: float
+
+
+class Optimizer(Protocol):
+    """The only optimizer state of a run; changes the weights of the core's replica in place."""
+
+    def apply(self, gradient_sum: NDArray[np.float32], divisor: int, hyper: Hyper) -> UpdateMetrics:
+        """One update by gradient_sum / divisor. Raises TrainingError, unchanged, where the gradient is not finite."""
+
+    def state(self) -> bytes:
+        """The state as a safetensors image: equal states give equal bytes."""
+
+    def restore(self, state: bytes) -> None:
+        """Take a state written by `state`."""

@@ -1,0 +1,89 @@
+"""The shape of a model, read from its Hugging Face config.json; Qwen3, Qwen2 and Llama."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gyre_engine.training.replica import TrainingError
+
+FAMILIES = ("qwen3", "qwen2", "llama")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder with grouped-query attention, RoPE, RMSNorm and SwiGLU; context in tokens."""
+
+    family: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int
+    rope_base: float
+    norm_eps: float
+    tied: bool
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.family == "qwen3"
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.family == "qwen2"
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> ModelShape:
+        """From folder/config.json. Raises TrainingError."""
+        path = folder / "config.json"
+        if not path.is_file():
+            raise TrainingError(f"{folder} has no config.json; give a folder that transformers can load")
+        return cls.of_config(json.loads(path.read_text()))
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> ModelShape:
+        """From the fields of a config.json. Raises TrainingError for what would not be trained exactly."""
+        _check_supported(config)
+        heads = int(config["num_attention_heads"])
+        return cls(
+            family=str(config["model_type"]),
+            layers=int(config["num_hidden_layers"]),
+            hidden=int(config["hidden_size"]),
+            ffn=int(config["intermediate_size"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+            vocab=int(config["vocab_size"]),
+            context=int(config["max_position_embeddings"]),
+            rope_base=float(_rope(config).get("rope_theta", 10000.0)),
+            norm_eps=float(config["rms_norm_eps"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """transformers 5 writes rope_parameters; older configs rope_theta and rope_scaling."""
+    if config.get("rope_parameters"):
+        return dict(config["rope_parameters"])
+    return {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
+
+
+def _check_supported(config: Mapping[str, Any]) -> None:
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise TrainingError(f"model_type {family!r} cannot be trained; supported: {', '.join(FAMILIES)}")
+    rope = _rope(config)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise TrainingError(f"rope type {kind!r} cannot be trained; supported: default")
+    for key in ("use_sliding_window", "attention_bias", "mlp_bias"):
+        if config.get(key):
+            raise TrainingError(f"a model with {key} cannot be trained; supported: {key} = false")
+    if config.get("hidden_act", "silu") != "silu":
+        raise TrainingError(f"hidden_act {config['hidden_act']!r} cannot be trained; supported: silu")

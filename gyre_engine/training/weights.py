@@ -1,0 +1,109 @@
+"""Hugging Face <-> Megatron weights for Qwen3, Qwen2 and Llama; every map is a permutation of rows, bit-exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load, load_file
+from torch import Tensor
+
+from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.shape import ModelShape
+
+_LAYER = {
+    "self_attn.o_proj.weight": "self_attention.linear_proj.weight",
+    "input_layernorm.weight": "input_layernorm.weight",
+    "post_attention_layernorm.weight": "pre_mlp_layernorm.weight",
+    "mlp.down_proj.weight": "mlp.linear_fc2.weight",
+}
+_QK_NORM = {
+    "self_attn.q_norm.weight": "self_attention.q_layernorm.weight",
+    "self_attn.k_norm.weight": "self_attention.k_layernorm.weight",
+}
+_ENDS = {
+    "model.embed_tokens.weight": "embedding.word_embeddings.weight",
+    "model.norm.weight": "decoder.final_layernorm.weight",
+}
+
+
+def read_image(image: bytes | Path) -> dict[str, Tensor]:
+    """Tensors of a safetensors image, or of a model folder (one file or shards). Raises TrainingError."""
+    if isinstance(image, bytes):
+        return load(image)
+    files = sorted(image.glob("*.safetensors"))
+    if not files:
+        raise TrainingError(f"{image} holds no *.safetensors; save the model with safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def to_megatron(hf: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
+    """Megatron's names and layouts (one tensor-parallel rank) of a Hugging Face state. Raises TrainingError."""
+    _check_names(hf, shape)
+    out = {theirs: hf[ours] for ours, theirs in _plain_names(shape).items()}
+    for layer in range(shape.layers):
+        source, target = f"model.layers.{layer}.", f"decoder.layers.{layer}."
+        for kind in _qkv_kinds(shape):
+            parts = [hf[f"{source}self_attn.{part}_proj.{kind}"] for part in "qkv"]
+            out[f"{target}self_attention.linear_qkv.{kind}"] = _interleaved(parts, shape.kv_heads)
+        gate, up = (hf[f"{source}mlp.{part}_proj.weight"] for part in ("gate", "up"))
+        out[f"{target}mlp.linear_fc1.weight"] = torch.cat([gate, up])
+    return out
+
+
+def to_hf(megatron: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
+    """The inverse of to_megatron, in the order of sorted names."""
+    out = {ours: megatron[theirs] for ours, theirs in _plain_names(shape).items()}
+    for layer in range(shape.layers):
+        target, source = f"model.layers.{layer}.", f"decoder.layers.{layer}."
+        for kind in _qkv_kinds(shape):
+            parts = _separated(megatron[f"{source}self_attention.linear_qkv.{kind}"], shape)
+            for part, tensor in zip("qkv", parts, strict=True):
+                out[f"{target}self_attn.{part}_proj.{kind}"] = tensor
+        gate, up = megatron[f"{source}mlp.linear_fc1.weight"].chunk(2)
+        out[f"{target}mlp.gate_proj.weight"], out[f"{target}mlp.up_proj.weight"] = gate, up
+    return dict(sorted(out.items()))
+
+
+def hf_names(shape: ModelShape) -> set[str]:
+    """Every tensor that a Hugging Face state of this shape holds."""
+    split = [f"self_attn.{part}_proj.{kind}" for part in "qkv" for kind in _qkv_kinds(shape)]
+    split += ["mlp.gate_proj.weight", "mlp.up_proj.weight"]
+    return set(_plain_names(shape)) | {f"model.layers.{i}.{name}" for i in range(shape.layers) for name in split}
+
+
+def _plain_names(shape: ModelShape) -> dict[str, str]:
+    """Hugging Face name -> Megatron name of what is stored alike."""
+    layer = _LAYER | (_QK_NORM if shape.qk_norm else {})
+    names = dict(_ENDS) if shape.tied else _ENDS | {"lm_head.weight": "output_layer.weight"}
+    for index in range(shape.layers):
+        for ours, theirs in layer.items():
+            names[f"model.layers.{index}.{ours}"] = f"decoder.layers.{index}.{theirs}"
+    return names
+
+
+def _check_names(hf: Mapping[str, Tensor], shape: ModelShape) -> None:
+    expected = hf_names(shape)
+    missing, extra = sorted(expected - set(hf)), sorted(set(hf) - expected - {"lm_head.weight"})
+    if missing or extra:
+        raise TrainingError(
+            f"the image does not fit a {shape.family} of {shape.layers} layers: "
+            f"missing {missing[:3]}, unexpected {extra[:3]}; is config.json of the same model?"
+        )
+
+
+def _qkv_kinds(shape: ModelShape) -> tuple[str, ...]:
+    return ("weight", "bias") if shape.qkv_bias else ("weight",)
+
+
+def _interleaved(parts: list[Tensor], groups: int) -> Tensor:
+    """Megatron keeps each group's queries, key and value side by side."""
+    grouped = [part.reshape(groups, part.size(0) // groups, *part.shape[1:]) for part in parts]
+    return torch.cat(grouped, dim=1).flatten(0, 1)
+
+
+def _separated(qkv: Tensor, shape: ModelShape) -> list[Tensor]:
+    queries = shape.heads // shape.kv_heads * shape.head_dim
+    grouped = qkv.reshape(shape.kv_heads, -1, *qkv.shape[1:])
+    return [part.flatten(0, 1) for part in torch.split(grouped, [queries, shape.head_dim, shape.head_dim], dim=1)]

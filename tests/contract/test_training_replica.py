@@ -1,0 +1,296 @@
+"""The TrainingReplica port, run on every implementation; transformers is the reference, sharing no code with them."""
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from gyre_engine.batching import ExecutionWork, Segment, pack
+from gyre_engine.losses import LossConfig
+from gyre_engine.training.replica import ReplicaOptions, TrainingError
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
+
+VOCAB = 61
+SIZES = {
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 256,
+}
+FAMILIES = ("qwen3", "qwen2", "llama")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A family's tiny model, saved by transformers; norms and biases away from their neutral values."""
+
+    def save(family):
+        path = tmp_path_factory.getbasetemp() / f"replica-{family}"
+        if not path.exists():
+            sizes = dict(SIZES)
+            if family == "qwen2":  # has no head_dim of its own: 64 / 4
+                sizes.update(hidden_size=64)
+                del sizes["head_dim"]
+            config = transformers.AutoConfig.for_model(family, **sizes, tie_word_embeddings=family == "qwen3")
+            torch.manual_seed(7)
+            model = transformers.AutoModelForCausalLM.from_config(config)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.dim() == 1 else 0.08))
+            model.save_pretrained(path)
+        return path
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def replica_of(folder):
+    """(family, options) -> a loaded replica at version 3."""
+    from gyre_engine.training.megatron import MegatronReplica
+    from gyre_engine.training.shape import ModelShape
+
+    def build(family="qwen3", **options):
+        replica = MegatronReplica(ModelShape.of_folder(folder(family)), ReplicaOptions(**options))
+        replica.load(folder(family), version=3)
+        return replica
+
+    return build
+
+
+def reference(path, dtype=torch.float32):
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+
+
+def work(name, segments, trained, advantage, seed=0):
+    rng = np.random.default_rng([seed, *name.encode()])
+    trained = np.array(trained, dtype=np.int32)
+    return ExecutionWork(
+        execution=name,
+        segments=tuple(
+            Segment(rng.integers(0, VOCAB, size).astype(np.int32), parent) for parent, size in segments
+        ),
+        trained=trained,
+        logprobs=(-4 + 0.3 * rng.standard_normal(len(trained))).astype(np.float32),
+        versions=rng.integers(1, 4, len(trained)).astype(np.int32),
+        advantage=advantage,
+        trained_tokens=len(trained),
+    )
+
+
+def forest():
+    """Two executions: a tree of five segments whose fork trains both branches, and one of two roots."""
+    tree = [(-1, 9), (0, 4), (1, 5), (1, 3), (0, 6)]
+    roots = [(-1, 7), (-1, 5), (1, 4)]
+    return [
+        work("tree", tree, [4, 5, 9, 10, 12, 13, 15, 18, 19, 21, 26], 0.8),
+        work("roots", roots, [3, 6, 9, 12, 15], -1.3),
+    ]
+
+
+def paths_of(item):
+    """(token position in the execution, ids of its path up to and with it) of every trained token."""
+    starts = np.cumsum([0, *[len(segment.ids) for segment in item.segments]])
+    for token in item.trained.tolist():
+        index = int(np.searchsorted(starts, token, side="right")) - 1
+        path = item.segments[index].ids[: token - starts[index] + 1]
+        while (index := item.segments[index].parent) >= 0:
+            path = np.concatenate([item.segments[index].ids, path])
+        yield path.astype(np.int64)
+
+
+def reference_loss(model, item, temperature=1.0):
+    """The two-level mean by hand, one forward pass a target: -(A / T) sum of min(r, clip(r)) as PPO states it."""
+    total = 0
+    for path, behaviour in zip(paths_of(item), item.logprobs.tolist(), strict=True):
+        logits = model(torch.from_numpy(path[None, :-1])).logits[0, -1] / temperature
+        ratio = (torch.log_softmax(logits, -1)[path[-1]] - behaviour).exp()
+        clipped = ratio.clamp(0.8, 1.28)
+        bounded = torch.minimum(ratio * item.advantage, clipped * item.advantage)
+        total = total - bounded / item.trained_tokens
+    return total
+
+
+def gradient_by_name(replica):
+    """The flat gradient under Hugging Face's names: the maps are permutations, so they carry gradients too."""
+    from gyre_engine.training.weights import to_hf
+
+    flat = torch.from_numpy(replica.gradient_buffer())
+    return to_hf({slot.name: slot.of(flat) for slot in replica.parameters.layout}, replica.shape)
+
+
+def relative(left, right):
+    return float(torch.linalg.vector_norm(left - right) / torch.linalg.vector_norm(right))
+
+
+def gradient(replica, steps, loss=LossConfig(cap=1e9)):  # noqa: B008
+    replica.zero()
+    for step in steps:
+        replica.accumulate(step, loss)
+    return replica.gradient_buffer().copy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_are_those_of_transformers(replica_of, folder, family, temperature):
+    ids = np.random.default_rng(1).integers(0, VOCAB, 50).astype(np.int32)
+    with torch.no_grad():
+        logits = reference(folder(family))(torch.from_numpy(ids[None].astype(np.int64))).logits[0, :-1] / temperature
+    expected = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(ids[1:, None].astype(np.int64)))[:, 0]
+    found = replica_of(family, temperature=temperature).logprobs(ids)
+    assert np.abs(found - expected.numpy()).max() <= 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_gradient_of_a_tree_is_that_of_its_paths(replica_of, folder, family):
+    replica, model = replica_of(family, temperature=0.9), reference(folder(family))
+    loss = sum(reference_loss(model, item, 0.9) for item in forest())
+    loss.backward()
+    metrics = [replica.accumulate(step, LossConfig(cap=1e9)) for step in pack(forest(), 1000)]
+    assert sum(entry.loss for entry in metrics) == pytest.approx(float(loss.detach()), rel=1e-5)
+    named = dict(model.named_parameters())
+    found = gradient_by_name(replica)
+    assert set(found) == set(named)
+    assert max(relative(found[name], named[name].grad) for name in named) <= 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 5e-6), ("float64", 1e-10)])
+def test_c23_the_gradient_does_not_depend_on_the_cut(replica_of, dtype, bound):
+    """3, 50, 7 and 200 trained tokens; 1 x 4, 2 x 2, 4 x 1, and two cells that take turns and are summed."""
+    works = [
+        work(f"e{count}", [(-1, 20 + count)], range(20, 20 + count), advantage)
+        for count, advantage in ((3, 1.0), (50, -0.5), (7, 0.3), (200, -0.8))
+    ]
+    replica = replica_of(dtype=dtype)
+    cuts = {size: [step for i in range(0, 4, size) for step in pack(works[i : i + size], 999)] for size in (4, 2, 1)}
+    assert [len(steps) for steps in cuts.values()] == [1, 2, 4]
+    whole = gradient(replica, cuts[4])
+    cells = sum(gradient(replica, cuts[1][first::2]) for first in (0, 1))
+    for other in (gradient(replica, cuts[2]), gradient(replica, cuts[1]), cells):
+        assert np.linalg.norm(other - whole) / np.linalg.norm(whole) <= bound
+
+
+def test_c23_the_gradient_is_the_two_level_mean(replica_of, folder):
+    works = [
+        work(f"e{count}", [(-1, 20 + count)], range(20, 20 + count), advantage)
+        for count, advantage in ((3, 1.0), (50, -0.5))
+    ]
+    replica, model = replica_of(), reference(folder("qwen3"))
+    gradient(replica, pack(works, 999))
+    sum(reference_loss(model, item) for item in works).backward()
+    found = gradient_by_name(replica)
+    named = dict(model.named_parameters())
+    assert max(relative(found[name], named[name].grad) for name in named) <= 1e-5
+
+
+def test_a_cut_execution_has_the_gradient_of_the_whole(replica_of):
+    replica = replica_of(dtype="float64")
+    whole, cut = pack(forest(), 1000), pack(forest(), 20)
+    assert len(cut) > len(whole) == 1
+    first, second = gradient(replica, whole), gradient(replica, cut)
+    assert np.linalg.norm(first - second) / np.linalg.norm(first) <= 1e-10
+
+
+def test_c25_packed_neighbours_do_not_see_each_other(replica_of):
+    """B alone, B packed after A, and after an A of other tokens: the same gradient of B, to the last path."""
+    replica = replica_of(dtype="float64")
+    b = work("b", [(-1, 8), (0, 5), (0, 4)], [5, 9, 12, 14], 1.0)
+    alone = gradient(replica, pack([b], 1000))
+    for seed in (0, 1):
+        a = work("a", [(-1, 30)], range(11, 30), 0.0, seed=seed)
+        (packed,) = pack([a, b], 1000)
+        beside = gradient(replica, [packed])
+        assert np.linalg.norm(beside - alone) / np.linalg.norm(alone) <= 1e-10
+
+
+def test_recomputation_and_parts_of_the_vocabulary_change_nothing(replica_of, monkeypatch):
+    plain = gradient(replica_of(), pack(forest(), 1000))
+    assert np.array_equal(gradient(replica_of(recompute=True), pack(forest(), 1000)), plain)
+    monkeypatch.setattr("gyre_engine.training.likelihood.LOGITS_AT_ONCE", 5 * VOCAB)
+    parted = gradient(replica_of(), pack(forest(), 1000))
+    assert np.linalg.norm(parted - plain) / np.linalg.norm(plain) <= 1e-6
+
+
+def test_metrics_count_tokens_clips_and_drift_by_staleness(replica_of):
+    replica = replica_of()
+    (step,) = pack(forest(), 1000)
+    metrics = replica.accumulate(step, LossConfig(entropy=True))
+    assert (metrics.tokens, metrics.targets) == (step.tokens, 16)
+    counts = {3 - version: int((step.versions == version).sum()) for version in (3, 2, 1)}
+    assert {staleness: entry.tokens for staleness, entry in metrics.drift.items()} == counts
+    assert 0 < metrics.entropy_sum / metrics.targets <= np.log(VOCAB) + 1e-6
+    both = metrics + metrics
+    assert (both.targets, both.drift[0].tokens) == (32, 2 * counts[0])
+
+
+def test_export_is_what_was_loaded_and_its_hash_is_stable(replica_of, folder):
+    from safetensors.torch import load, load_file
+
+    replica = replica_of("qwen2")
+    image = replica.export()
+    saved, found = load_file(folder("qwen2") / "model.safetensors"), load(image)
+    assert set(saved) == set(found)
+    assert all(torch.equal(saved[name], found[name]) for name in saved)
+    again = replica_of("qwen2")
+    again.load(image, version=4)
+    assert again.export() == image
+    assert again.weights_hash() == hashlib.sha256(image).hexdigest()
+
+
+def test_what_cannot_be_trained_is_refused_by_name(replica_of, folder):
+    replica = replica_of()
+    (step,) = pack([work("a", [(-1, 5)], [3], 1.0)], 10)
+    with pytest.raises(TrainingError, match="does not fit a qwen3 of 2 layers"):
+        replica.load(folder("qwen2"), version=4)
+    replica.load(folder("qwen3"), version=0)
+    with pytest.raises(TrainingError, match="was sampled at version"):
+        replica.accumulate(step, LossConfig())
+    with pytest.raises(TrainingError, match="temperature"):
+        ReplicaOptions(temperature=0.0)
+
+
+REPRODUCE = """
+import hashlib, pathlib, sys
+sys.path.insert(0, sys.argv[2])
+from test_training_replica import *
+from gyre_engine.training.megatron import MegatronReplica
+from gyre_engine.training.optimizer import AdamW
+from gyre_engine.training.replica import Hyper
+from gyre_engine.training.shape import ModelShape
+folder = pathlib.Path(sys.argv[1])
+replica = MegatronReplica(ModelShape.of_folder(folder))
+print(train_two_steps(replica, folder))
+"""
+
+
+def train_two_steps(replica, path):
+    """Hashes of the gradients, the optimizer's state and the weights after two updates."""
+    from gyre_engine.training.optimizer import AdamW
+    from gyre_engine.training.replica import Hyper
+
+    replica.load(path, version=3)
+    optimizer = AdamW(replica.parameters)
+    digest = hashlib.sha256()
+    for _ in range(2):
+        digest.update(gradient(replica, pack(forest(), 30)).tobytes())
+        optimizer.apply(replica.gradient_buffer(), 2, Hyper(lr=1e-3, weight_decay=0.01))
+    digest.update(optimizer.state() + replica.export())
+    return digest.hexdigest()
+
+
+def test_another_process_computes_the_same_bytes(replica_of, folder):
+    path, here = folder("qwen3"), __file__.rsplit("/", 1)[0]
+    run = subprocess.run(
+        [sys.executable, "-c", REPRODUCE, str(path), here], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split()[-1] == train_two_steps(replica_of(), path)
