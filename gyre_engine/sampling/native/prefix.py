@@ -132,8 +132,8 @@ class PrefixCache:
     def _take(self, parent: Block) -> int | None:
         """A free place, made by eviction if need be; None where only the path that is being stored is left."""
         if not self._free:
-            oldest = next(iter(self._recent))
-            if oldest is parent or oldest.children:
+            oldest = next(iter(self._recent), None)
+            if oldest is None or oldest is parent or oldest.children:
                 return None
             self._evict(oldest)
         return self._free.pop()
