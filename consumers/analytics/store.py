@@ -22,6 +22,7 @@ from gyre_engine.events import Recorded
 
 RUNS = "runs"
 log = logging.getLogger(__name__)
+logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())  # errors are raised, and told once
 
 
 class StoreUnavailable(RuntimeError):

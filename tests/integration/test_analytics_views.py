@@ -1,0 +1,293 @@
+"""The views on a small run whose answers are worked out by hand."""
+
+import re
+from pathlib import Path
+
+import clickhouse_connect
+import pytest
+
+from consumers.analytics.ingest import Ingest
+from consumers.analytics.process import serving
+from consumers.analytics.settings import AnalyticsSettings
+from consumers.analytics.store import Store
+from consumers.analytics.views import VIEWS
+from gyre_engine.events.calls import Role, TreeClosed, TreeNode
+from gyre_engine.events.cells import CellRole, CellStarted, ProbeGap, RoleChanged, WaterLevelChanged
+from gyre_engine.events.executions import Discarded, DiscardReason, Ending, Finished, Scored, Started
+from gyre_engine.events.training import RunStarted, Sealed, StepCommitted, StepOpened
+from gyre_engine.log.memory import MemoryLog
+
+SECOND = 1_000_000
+BEGIN = 1_700_000_000 * SECOND
+"""2023-11-14 22:13:20 UTC"""
+
+
+def at(seconds: float) -> int:
+    return BEGIN + int(seconds * SECOND)
+
+
+def cell_started(cell, position, role):
+    return CellStarted(
+        cell=cell, position=position, incarnation="i", engine="native", engine_url="", capacity=4, role=role, weight_version=0
+    )
+
+
+def role_changed(cell, role, number, took=0.0):
+    return RoleChanged(cell=cell, incarnation="i", role=role, command_epoch=1, command_number=number, took_us=int(took * SECOND))
+
+
+def two_cells(log):
+    """cell-0 samples 0-10 s, switches 10-12 s, trains 12-30 s; cell-1 samples throughout; the run is seen until 40 s.
+
+    cell-0: 10 sampling, 2 switching, 28 training (until the end). Both at once: 12-40 = 28 s; only sampling: 0-12 = 12 s.
+    """
+    log.append(cell_started("cell-0", 0, CellRole.SAMPLING), at=at(0))
+    log.append(cell_started("cell-1", 1, CellRole.SAMPLING), at=at(0))
+    log.append(role_changed("cell-0", CellRole.TRAINING, 1, took=2), at=at(12))
+    log.append(
+        WaterLevelChanged(
+            dispatched=4,
+            started=3,
+            terminated=1,
+            level=3,
+            capacity_per_cell=4,
+            sampling_capacity=4,
+            sampling_cells=("cell-1",),
+            training_cells=("cell-0",),
+            switching_cells=(),
+            ready_groups=1,
+            committed_step=1,
+        ),
+        at=at(40),
+    )
+    log.append(ProbeGap(cell="cell-1", version=1, tokens=64, gap_max=2e-6, gap_mean=1e-7), at=at(35))
+
+
+def one_step(log):
+    """Step 1 opens at 12 s and commits at 15.5 s: 3.5 s; two members, 300 + 100 tokens."""
+    log.append(
+        StepOpened(
+            core_epoch=1,
+            step=1,
+            attempt=1,
+            weights_hash="h0",
+            groups=("g0", "g1"),
+            scores=("s",),
+            micro_steps=("m0", "m1", "m2"),
+            executions=8,
+            staleness_max=1,
+            staleness_mean=0.25,
+        ),
+        at=at(12),
+    )
+    for cell, tokens, micro_steps in (("cell-0", 300, ("m0", "m2")), ("cell-1", 100, ("m1",))):
+        log.append(
+            Sealed(
+                cell=cell,
+                member_epoch=1,
+                step=1,
+                attempt=1,
+                micro_steps=micro_steps,
+                buffer_hash="b",
+                descriptor=b"",
+                tokens=tokens,
+                packed_tokens=2 * tokens,
+                took_us=SECOND,
+            ),
+            at=at(15),
+        )
+    metrics = {
+        "targets": 400.0,
+        "drift_0_tokens": 300.0,
+        "drift_0_ratio_mean": 1.0,
+        "drift_0_ratio_max": 1.5,
+        "drift_0_gap_mean": 0.01,
+        "drift_1_tokens": 100.0,
+        "drift_1_ratio_mean": 0.9,
+        "drift_1_ratio_max": 3.0,
+        "drift_1_gap_mean": 0.2,
+    }
+    log.append(
+        StepCommitted(
+            core_epoch=1,
+            step=1,
+            attempt=1,
+            merge_order=(("cell-0", 1), ("cell-1", 1)),
+            weights_hash="h1",
+            executions=8,
+            grad_norm=0.5,
+            loss=float("nan"),
+            reward_mean=0.375,
+            metrics=metrics,
+        ),
+        at=at(15.5),
+    )
+
+
+def twenty_executions(log):
+    """Wall times 1 ... 20 s; the last two are discarded: tenths of two, all of the longest lost, none of the others."""
+    for n in range(1, 21):
+        name = f"g.{n}.0"
+        log.append(Started(execution=name), at=at(0))
+        if n > 18:
+            event = Discarded(execution=name, reason=DiscardReason.OVERALL_TIMEOUT, final=True, wall_us=n * SECOND)
+        else:
+            event = Finished(
+                execution=name,
+                ending=Ending.COMPLETED,
+                work_url="",
+                work_hash="",
+                did_work=True,
+                served_us=n * SECOND - 500_000,
+                wall_us=n * SECOND,
+            )
+        log.append(event, at=at(n))
+    log.append(Scored(execution="g.1.0", scorer="s", scorer_version="1", evaluation_attempt=0, reward=0.75), at=at(3))
+
+
+def one_tree(log):
+    """a - b - c and a - d: three calls deep, one branch: leaves c (main) and d (sub-agent), one root."""
+
+    def node(name, parent, role):
+        return TreeNode(name, parent, 10, 5, 4, True, role, 0)
+
+    nodes = (node("a", None, Role.MAIN), node("b", "a", Role.MAIN), node("c", "b", Role.MAIN), node("d", "a", Role.SUB_AGENT))
+    log.append(TreeClosed(execution="g.1.0", nodes=nodes, sampled_tokens=16, tree_tokens=16, delivered=1.0), at=at(2))
+
+
+def started(run):
+    return RunStarted(
+        run=run,
+        config="{}",
+        config_hash="c",
+        versions={},
+        partitions={},
+        fingerprint={},
+        initial_weights="",
+        initial_weights_hash="",
+        topic_prefix="gyre",
+    )
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    log = MemoryLog(run="r1")
+    log.append(started("r1"), at=at(0))
+    two_cells(log)
+    one_step(log)
+    twenty_executions(log)
+    one_tree(log)
+    settings = AnalyticsSettings(path=tmp_path_factory.mktemp("views") / "data", port=0, password="p")
+    with serving(settings) as address:
+        store = Store(address)
+        store.prepare()
+        ingest = Ingest(log, store, settings)
+        assert ingest.drain(60)
+        client = clickhouse_connect.get_client(host=address.host, port=address.port)
+        yield lambda sql: client.query(sql).result_rows
+        client.close()
+        store.close()
+
+
+@pytest.mark.parametrize("view", [view.name for view in VIEWS])
+def test_every_view_runs(ask, view):
+    ask(f"SELECT * FROM {view}")
+
+
+def test_docs_list_every_view_and_every_table():
+    text = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
+    documented = set(re.findall(r"^### `(\w+)`", text, re.MULTILINE))
+    assert documented == {view.name for view in VIEWS}
+
+
+def test_every_example_in_the_docs_runs(ask):
+    text = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
+    examples = re.findall(r'gyre sql "([^"]+)"', text)
+    assert len(examples) >= len(VIEWS)
+    for sql in examples:
+        ask(sql.replace("\\", ""))
+
+
+def test_reward_by_step(ask):
+    assert ask("SELECT step, reward_mean, grad_norm, isNaN(loss), trained_tokens FROM reward_by_step") == [
+        (1, 0.375, 0.5, True, 400.0)
+    ]
+
+
+def test_steps_and_work_by_cell(ask):
+    assert ask("SELECT step, seconds, groups, micro_steps, cells, published_at FROM steps") == [
+        (1, 3.5, 2, 3, ["cell-0", "cell-1"], None)
+    ]
+    assert ask("SELECT cell, micro_steps, trained_tokens, seconds FROM work_by_cell") == [
+        ("cell-0", 2, 300, 1.0),
+        ("cell-1", 1, 100, 1.0),
+    ]
+
+
+def test_role_timeline_and_utilisation(ask):
+    assert ask("SELECT cell, role, seconds FROM role_timeline") == [
+        ("cell-0", "sampling", 10.0),
+        ("cell-0", "switching", 2.0),
+        ("cell-0", "training", 28.0),
+        ("cell-1", "sampling", 40.0),
+    ]
+    assert ask("SELECT cell, role, share FROM utilisation") == [
+        ("cell-0", "sampling", 0.25),
+        ("cell-0", "switching", 0.05),
+        ("cell-0", "training", 0.7),
+        ("cell-1", "sampling", 1.0),
+    ]
+
+
+def test_sampling_and_training_at_once(ask):
+    assert ask("SELECT both, only_sampling, only_training, neither, overlap FROM sampling_training_overlap") == [
+        (28.0, 12.0, 0.0, 0.0, 0.7)
+    ]
+
+
+def test_drift_is_split_by_staleness(ask):
+    assert ask("SELECT staleness, tokens, ratio_mean, ratio_max, log_ratio_mean FROM drift") == [
+        (0, 300.0, 1.0, 1.5, 0.01),
+        (1, 100.0, 0.9, 3.0, 0.2),
+    ]
+
+
+def test_gap_and_staleness(ask):
+    assert ask("SELECT cell, weight_version, gap_max FROM gap") == [("cell-1", 1, 2e-6)]
+    assert ask("SELECT step, staleness_max, staleness_mean FROM staleness") == [(1, 1, 0.25)]
+
+
+def test_water_level_timeline(ask):
+    assert ask("SELECT level, sampling, training, switching FROM water_level_timeline") == [(3, 1, 1, 0)]
+
+
+def test_branches(ask):
+    assert ask("SELECT calls, roots, leaves, main, sub_agent, delivered FROM branches_per_execution") == [(4, 1, 2, 1, 1, 1.0)]
+
+
+def test_discards_by_duration(ask):
+    found = ask("SELECT tenth, executions, discarded, longest, reasons FROM discards_by_duration")
+    assert [row[:3] for row in found] == [(n, 2, 2 if n == 10 else 0) for n in range(1, 11)]
+    assert found[-1][3:] == (20.0, ["overall-timeout"])
+
+
+def test_tokens_per_second_counts_what_was_sealed(ask):
+    assert ask("SELECT toUnixTimestamp(window), trained FROM tokens_per_second WHERE trained > 0") == [(1_700_000_010, 40.0)]
+
+
+def test_executions_overview(ask):
+    found = ask(
+        "SELECT execution, ending, served, wall, reward FROM executions_overview WHERE execution IN ('g.1.0', 'g.20.0') ORDER BY 1"
+    )
+    assert found == [("g.1.0", "completed", 0.5, 1.0, 0.75), ("g.20.0", "discarded: overall-timeout", None, 20.0, None)]
+
+
+def test_latest_run(ask):
+    assert ask("SELECT run FROM latest_run") == [("r1",)]
+
+
+def test_event_to_row_counts_every_table(ask):
+    assert dict(ask("SELECT table, rows FROM event_to_row WHERE table IN ('executions', 'runs')")) == {
+        "executions": 40,
+        "runs": 1,
+    }
