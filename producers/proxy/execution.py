@@ -33,12 +33,16 @@ class Execution:
 
     id: str
     epoch: int
+    thinking: tuple[int, ...] = ()
+    """The ids of the markers around thinking."""
     paths: Paths = field(default_factory=Paths)
     conversation: Conversation = field(default_factory=Conversation)
     calls: int = 0
     last_call: str | None = None
     tokens: int = 0
     held_us: int = 0
+    thinks_at: dict[str, int] = field(default_factory=dict)
+    """Where the first thinking stands on a call's path, of calls that have any."""
     unanswered_tools: set[str] = field(default_factory=set)
     open: dict[bytes, Call] = field(default_factory=dict)
     """By the digest of the body: calls that run, and answers that no client has taken yet."""
@@ -49,12 +53,21 @@ class Execution:
         delta = np.concatenate([call.new_input_ids, call.output_ids]).astype(np.int32, copy=False)
         inputs = len(call.new_input_ids)
         self.paths.add(Stretch(call.call, call.parent, call.prefix_len, call.prefix_hash, delta, inputs))
+        self._note_thinking(call, delta)
         if call.chain:
             self.conversation.learn(call.call, call.chain, wire_ids)
         self.calls, self.last_call = call.number + 1, call.call
         self.tokens += len(call.output_ids)
         self.held_us += call.queued_us
         self.unanswered_tools.update(wire_ids)
+
+    def _note_thinking(self, call: ModelCall, delta: Int32) -> None:
+        before = self.thinks_at.get(call.parent, call.prefix_len) if call.parent else call.prefix_len
+        marks = np.flatnonzero(np.isin(delta, self.thinking))
+        if before < call.prefix_len:
+            self.thinks_at[call.call] = before
+        elif len(marks):
+            self.thinks_at[call.call] = call.prefix_len + int(marks[0])
 
     def held_so_far(self) -> int:
         """Microseconds that its agent was held up, the waits of open calls included."""
@@ -105,7 +118,8 @@ def prompt_for(execution: Execution, ask: Ask, rendering: Rendering) -> Prompt:
     if anchor is not None:
         stretch = execution.paths.stretches[anchor.call]
         new = ask.messages[anchor.index + 1 :]
-        bridged = rendering.bridge(tail_of(execution, stretch, rendering), stretch.output.tolist(), new, ask.tools)
+        tail, output = tail_of(execution, stretch, rendering), stretch.output.tolist()
+        bridged = rendering.bridge(tail, output, new, ask.tools, thinks=anchor.call in execution.thinks_at)
         if bridged is not None:
             base = execution.paths.cut(anchor.call, stretch.end)
             return _prompt(execution, ask, chains[-1], base, bridged, Continuity.BRIDGED)

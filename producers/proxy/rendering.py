@@ -1,6 +1,7 @@
 """Messages to token ids and back, by a renderer of the `renderers` library; what was sampled is never encoded again.
 
-A bridge extends a sampled path byte for byte. Where the template cannot be extended (it drops earlier thinking once a
+A bridge extends a sampled path byte for byte. Formats that drop earlier thinking once a user speaks are bridged there too as
+long as there is none to drop. Where the template cannot be extended (it drops earlier thinking once a
 user speaks, a history was rewritten), the history is rendered anew, and each turn that was sampled here gets its
 sampled ids back in place.
 """
@@ -19,7 +20,7 @@ from renderers import create_renderer
 from renderers.configs import config_from_name
 
 from gyre_engine.events.calls import InputSpan, Provenance
-from gyre_engine.trees.conversation import Author, Message
+from gyre_engine.trees.conversation import Author, Message, steady
 from producers.proxy.tokens import ChatTokenizer
 
 TAIL = 4096
@@ -93,17 +94,23 @@ class Rendering:
             config = type(config).model_validate({**config.model_dump(exclude_unset=True), **options})
         self.tokenizer = tokenizer
         self.renderer: Any = create_renderer(tokenizer, config)
+        self._keeps_all: Any = _keeping(tokenizer, config, self.renderer)
         self.stop_ids: tuple[int, ...] = tuple(self.renderer.get_stop_token_ids())
         self.tail = TAIL if renderer_name in _READ_THE_TAIL_ONLY else None
         self.think_open = tokenizer.convert_tokens_to_ids("<think>")
         self.think_close = tokenizer.convert_tokens_to_ids("</think>")
         self.tool_open = tokenizer.convert_tokens_to_ids("<tool_call>") if self.tail else None
+        self.thinking: tuple[int, ...] = tuple(id for id in (self.think_open, self.think_close) if id is not None)
 
     def bridge(
-        self, prompt: list[int], output: list[int], new: Sequence[Message], tools: list[dict[str, Any]]
+        self, prompt: list[int], output: list[int], new: Sequence[Message], tools: list[dict[str, Any]], *, thinks: bool
     ) -> Rendered | None:
-        """The ids that `new` adds after a sampled turn (prompt: its last tokens), or None where the format cannot go on from it."""
-        found = self.renderer.bridge_to_next_turn(prompt, output, _dicts(new), tools=tools or None)
+        """The ids that `new` adds after a sampled turn, or None where the format cannot go on from it.
+
+        prompt: the last tokens of that turn's prompt. thinks: whether its path holds any thinking.
+        """
+        renderer = self.renderer if thinks or self._keeps_all is None else self._keeps_all
+        found = renderer.bridge_to_next_turn(prompt, output, _dicts(new), tools=tools or None)
         known = len(prompt) + len(output)
         if found is None or found.token_ids[:known] != prompt + output:
             return None
@@ -168,6 +175,14 @@ class Rendering:
         return at
 
 
+def _keeping(tokenizer: ChatTokenizer, config: Any, renderer: Any) -> Any:
+    """The same format, but keeping all thinking: what bridges a user's turn where there is none; None where that is no different."""
+    if getattr(renderer, "effective_thinking_retention", None) != "tool_cycle" or tokenizer.convert_tokens_to_ids("</think>") is None:
+        return None
+    keeping = {**(config or renderer.config).model_dump(exclude_unset=True), "thinking_retention": "all"}
+    return create_renderer(tokenizer, type(config or renderer.config).model_validate(keeping))
+
+
 def _bodies(owners: list[int], mask: list[bool]) -> list[tuple[int, int, int]]:
     """Runs of tokens with the same owner and the same mask: (owner, start, end)."""
     runs, start = [], 0
@@ -198,7 +213,8 @@ def _dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _dict(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.author.value, "content": message.text}
+    text = steady(message.text) if message.author is Author.SYSTEM else message.text
+    found: dict[str, Any] = {"role": message.author.value, "content": text}
     if message.reasoning:
         found["reasoning_content"] = message.reasoning
     if message.calls:

@@ -79,7 +79,7 @@ def take_over(log: Log, proxy: str) -> Restored:
 
 def rebuild(name: str, past: _Past, rendering: Rendering) -> Execution:
     """An open execution's state, as its last owner had it."""
-    execution = Execution(name, past.epoch)
+    execution = Execution(name, past.epoch, rendering.thinking)
     for call in past.calls.values():
         execution.learn(call, [])
         if call.chain:

@@ -133,7 +133,7 @@ class Service:
 
     def _execution(self, execution_id: str) -> Execution:
         if execution_id not in self.executions:
-            self._begin(Execution(execution_id, epoch=1))
+            self._begin(Execution(execution_id, 1, self.desk.rendering.thinking))
         return self.executions[execution_id]
 
     def _call(self, execution: Execution, ask: Ask) -> Call:

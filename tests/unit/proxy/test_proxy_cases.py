@@ -270,7 +270,8 @@ def test_a_short_tail_bridges_like_the_whole_prompt(tokenizer: ChatTokenizer) ->
     prompt = rendering.render(history, [], {}).ids
     output = [*tokenizer.encode("<think>\na\n</think>\n\nb"), rendering.stop_ids[0]]
     new = [Message(Author.TOOL, "t", answers="c")]
-    assert rendering.bridge(prompt, output, new, []) == rendering.bridge(prompt[-100:], output, new, [])
+    whole = rendering.bridge(prompt, output, new, [], thinks=True)
+    assert whole is not None and whole == rendering.bridge(prompt[-100:], output, new, [], thinks=True)
 
 
 async def test_a_cancelled_call_keeps_its_finish(make_stack: MakeStack) -> None:

@@ -1,0 +1,123 @@
+"""Whatever a harness does to its history: what is recorded is what the engine was sent, and nothing that was sampled is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gyre_engine.events.calls import Continuity, ExecutionClosed, ModelCall
+from gyre_engine.sampling.scripted import Script
+from gyre_engine.trees.facts import facts_of
+from gyre_engine.trees.tree import TrajectoryTree
+from producers.proxy.rendering import Rendering
+from tests.unit.proxy.conftest import BASH, MakeStack, Stack, tool, tool_call, user
+
+OUTPUTS = ("yes", "hello", "<think>\nhm\n</think>\n\nyes", tool_call("bash", '{"a":  1}'),
+           "text\n" + tool_call("bash", '{"a": 1}') + "\n" + tool_call("bash", '{"b": [1.10]}'),
+           "<think>\nhm\n</think>\n\n" + tool_call("bash", "{}"), "<tool_call>\n{broken", "", "  padded  ")
+CHANGES = ("continue", "continue", "continue", "again", "edit", "drop", "rewrite-arguments", "summary", "strip-reasoning",
+           "other-tools", "fork")
+
+step = st.tuples(st.sampled_from(CHANGES), st.integers(0, 10_000), st.sampled_from(OUTPUTS), st.booleans(), st.booleans())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(step, min_size=1, max_size=12))
+def test_the_record_is_what_was_sent(make_stack: MakeStack, steps: list[Any]) -> None:
+    asyncio.run(play(make_stack(), steps))
+
+
+async def play(stack: Stack, steps: list[Any]) -> None:
+    histories: list[list[dict[str, Any]]] = [[{"role": "system", "content": "be good"}, user("begin")]]
+    for change, seed, output, split, cut in steps:
+        history = changed(histories, change, seed)
+        stack.scripts.append(script(stack.rendering, output, split, cut))
+        tools = [BASH, {**BASH, "function": {**BASH["function"], "name": "other"}}] if change == "other-tools" else [BASH]
+        message = await stack.say(history, tools=tools)
+        histories.append([*history, message, *follow_up(message, seed)])
+    check(stack)
+
+
+def script(rendering: Rendering, text: str, split: bool, cut: bool) -> Script:
+    """A text as ids: as the tokenizer splits it or byte by byte, ended by the stop token or cut short."""
+    ids = rendering.tokenizer.encode(text)
+    if split:
+        ids = [token for id in ids for token in rendering.tokenizer.encode(chr(rendering.tokenizer.bytes_of(id)[0]))
+               if len(rendering.tokenizer.bytes_of(id)) == 1] if text.isascii() and "<" not in text and "hello" not in text else ids
+        if text == "hello":
+            ids = [token for letter in text for token in rendering.tokenizer.encode(letter)]
+    return Script((*ids[: len(ids) // 2], 65) if cut and len(ids) > 1 else (*ids, rendering.stop_ids[0]))
+
+
+def follow_up(message: dict[str, Any], seed: int) -> list[dict[str, Any]]:
+    calls = message.get("tool_calls")
+    return [tool(call["id"], f"result {seed}") for call in calls] if calls else [user(f"and {seed % 3}")]
+
+
+def changed(histories: list[list[dict[str, Any]]], change: str, seed: int) -> list[dict[str, Any]]:
+    history = copy.deepcopy(histories[-1])
+    at = seed % len(history)
+    match change:
+        case "again":
+            return copy.deepcopy(histories[seed % len(histories)])
+        case "edit":
+            history[at]["content"] = f"edited {seed % 2}"
+        case "drop" if history[at]["role"] == "assistant":
+            return history[:at] + [message for message in history[at + 1 :] if message["role"] != "tool"]
+        case "rewrite-arguments":
+            for message in history:
+                for call in message.get("tool_calls", []):
+                    call["function"]["arguments"] = '{"a":1}'
+        case "summary":
+            return [history[0], user(f"summary {seed % 2}")]
+        case "strip-reasoning":
+            for message in history:
+                message.pop("reasoning_content", None)
+        case "fork":
+            return history[: at + 1] if history[at]["role"] in ("user", "tool") else history
+    return history
+
+
+def check(stack: Stack) -> None:
+    calls = stack.calls()
+    assert stack.prompts() == stack.sent()
+    assert [call.number for call in calls] == list(range(len(calls)))
+    tree = TrajectoryTree("g.0.0")
+    for call in calls:
+        assert (call.parent is None) == (call.prefix_len == 0) == (call.continuity is Continuity.ROOT)
+        tree.add(facts_of(call))
+    closed = tree.close(ExecutionClosed(execution="g.0.0", owner_epoch=1, calls=len(calls), last_call=calls[-1].call))
+    assert closed is not None and closed.delivered == 1.0
+    assert closed.tree_tokens == sum(len(call.output_ids) for call in calls)
+    assert all(bridged(call, calls) for call in calls if call.continuity is Continuity.BRIDGED)
+
+
+def bridged(call: ModelCall, calls: list[ModelCall]) -> bool:
+    """Some earlier call's whole path stands at the head of this prompt."""
+    return any(end <= call.prefix_len for end in (c.prompt_tokens + len(c.output_ids) for c in calls if c.number < call.number))
+
+
+async def test_a_new_system_text_is_a_new_root(stack: Stack) -> None:
+    stack.says("a", "b", "c")
+    await stack.say([{"role": "system", "content": "You are one"}, user("q")])
+    await stack.say([{"role": "system", "content": "You are another"}, user("q")])
+    await stack.say([{"role": "system", "content": "You are one"}, user("summary")])
+    roots = [call.parent is None for call in stack.calls()]
+    assert roots == [True, True, False]
+
+
+async def test_c06_a_nonce_in_the_system_text_changes_no_parent(stack: Stack) -> None:
+    stack.says("a", "b")
+
+    def system(nonce: int) -> dict[str, Any]:
+        return {"role": "system", "content": f"x-anthropic-billing-header: cc_version=2; cch={nonce};\nYou help."}
+
+    message = await stack.say([system(11111), user("q")], tools=[BASH])
+    await stack.say([system(22222), user("q"), message, user("more")], tools=[BASH])
+    first, second = stack.calls()
+    assert second.parent == first.call and first.shape == second.shape
+    assert sum(call.parent is None for call in stack.calls()) == 1
