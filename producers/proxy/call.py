@@ -151,7 +151,7 @@ class Call:
         def stands() -> None:
             wire_ids = [call.id for call in _wire(records[-1].call, parsed)]
             self.execution.learn(records[-1], wire_ids)
-            self.recorded = True
+            self.recorded, self.excuse = True, None
             self._tell_tools(records[-1], parsed)
 
         put = asyncio.ensure_future(self.desk.outbox.put(self.execution.id, make, stands))
@@ -160,7 +160,6 @@ class Call:
             if not put.done():
                 self._excuse()
         put.result()
-        self.excuse = None
         return records[-1]
 
     def _excuse(self) -> None:

@@ -83,9 +83,9 @@ def rebuild(name: str, past: _Past, rendering: Rendering) -> Execution:
     for call in past.calls.values():
         execution.learn(call, [])
         if call.chain:
-            execution.conversation.learn(call.call, call.chain, _wire_ids(execution, call, rendering))
-    if execution.last_call is not None:
-        execution.unanswered_tools.update(_wire_ids(execution, past.calls[execution.last_call], rendering))
+            wire_ids = _wire_ids(execution, call, rendering)
+            execution.conversation.learn(call.call, call.chain, wire_ids)
+            execution.unanswered_tools.update(wire_ids)
     return execution
 
 
