@@ -152,7 +152,7 @@ class Trainee:
     def _leave(self) -> None:
         self.seat = None
         if self._descriptor is not None:
-            self._transfer.unregister(self._descriptor)
+            self._transfer.unregister(self._descriptor, timeout=self._settings.lease_s)
             self._descriptor = self._sealed_bytes = None
 
 

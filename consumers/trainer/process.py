@@ -47,7 +47,7 @@ def run(settings: TrainerSettings, log: Log, stop: threading.Event | None = None
     board = Board(settings.cell)
     pen = Pen(log, board, settings.lease_s)
     follower = log.follow(CORE_TOPICS if settings.core else LEDGER_TOPICS)
-    transfer = TcpTransfer(host=settings.transfer_host)
+    transfer = TcpTransfer(settings.transfer_host, secret=settings.secret or None)
     trainee = Trainee(settings, pen, board, replica, transfer)
     try:
         _catch_up(follower, board, ending)

@@ -20,6 +20,8 @@ from gyre_engine.transfer import Descriptor, Region, Transfer
 KEPT = 3
 """Versions whose buffers stand: a satellite or an engine may still be reading the last but one."""
 
+UNREGISTER_LIMIT_S = 60.0
+
 
 class Publisher:
     """Exports the core's replica; `weights_hash` is that of the last export."""
@@ -54,7 +56,7 @@ class Publisher:
             ]
         )  # fmt: skip
         while len(self._kept) > KEPT:
-            self._transfer.unregister(self._kept.pop(0)[0])
+            self._transfer.unregister(self._kept.pop(0)[0], timeout=UNREGISTER_LIMIT_S)
 
     def checkpoint(self, core_epoch: int, step: int, url: str) -> None:
         """Store the exported weights and the optimizer's state, then say where."""

@@ -25,6 +25,8 @@ class TrainerSettings:
     lease_s: float
     checkpoint_url: str
     checkpoint_every: int
+    secret: bytes = field(default=b"", repr=False)
+    """The stack's: opens registered memory, so that no capability stands in an event."""
     transfer_host: str = "127.0.0.1"
     loss: LossConfig = field(default_factory=LossConfig)
     aggregate: str = "two-level"

@@ -149,6 +149,8 @@ class ExecutionClosed(Event):
     last_call: str | None
     held_us: int = 0
     """Sum of queued_us: what the two clocks differ by."""
+    errors: int = 0
+    """Calls of this execution that the proxy had to answer with a server error (5xx)."""
 
 
 @event("node-grown", topic="trees", key="execution")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gyre_engine.events import Event
@@ -41,6 +41,7 @@ class AgentSettings:
     mu: int
     last_step: int
     temperature: float
+    secret: bytes = field(default=b"", repr=False)
     start_limit_s: float = 180.0
     health_s: float = 5.0
     poll_s: float = 0.5

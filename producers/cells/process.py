@@ -22,7 +22,7 @@ async def _run(settings: AgentSettings, log: Log) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    transfer = TcpTransfer()
+    transfer = TcpTransfer(secret=settings.secret or None)
     try:
         await CellAgent(settings, log, SGLangEngine(settings.engine_url), transfer).run(ending)
     finally:

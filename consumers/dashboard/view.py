@@ -1,0 +1,106 @@
+"""The state of a run as a person wants to see it: a pure fold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gyre_engine.events import Event
+from gyre_engine.events.calls import ExecutionClosed
+from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, ProbeGap, RoleChanged, WaterLevelChanged, WeightsLoaded
+from gyre_engine.events.executions import Discarded, Dispatched, Ending, Finished
+from gyre_engine.events.training import EvaluationReported, StepCommitted, Waiting
+
+TOPICS = ("executions", "model-calls", "cells", "water-level", "training")
+
+
+@dataclass(slots=True)
+class CellView:
+    """One cell's line."""
+
+    position: int
+    role: CellRole
+    version: int = 0
+    running: int = 0
+    generated: int = 0
+    healthy: bool = True
+
+
+@dataclass(slots=True)
+class RunView:
+    """Everything that the display and the final table show."""
+
+    steps: int
+    cells: dict[str, CellView] = field(default_factory=dict)
+    water: WaterLevelChanged | None = None
+    committed: list[StepCommitted] = field(default_factory=list)
+    evaluations: list[EvaluationReported] = field(default_factory=list)
+    dispatched: int = 0
+    finished: int = 0
+    discarded: int = 0
+    switches: int = 0
+    agent_errors: int = 0
+    gap_max: float = 0.0
+    waiting: Waiting | None = None
+    _switching: set[str] = field(default_factory=set)
+
+    def see(self, event: Event) -> None:
+        """Take one event into account."""
+        match event:
+            case CellStarted() | RoleChanged() | CellHealth() | WeightsLoaded() | ProbeGap():
+                self._cell(event)
+            case WaterLevelChanged():
+                self.water = event
+            case Dispatched():
+                self.dispatched += 1
+            case Finished():
+                self.finished += 1
+                self.agent_errors += event.ending is Ending.HARNESS_CRASHED
+            case Discarded():
+                self.discarded += event.final
+            case ExecutionClosed():
+                self.agent_errors += event.errors
+            case StepCommitted():
+                self.committed.append(event)
+                self.waiting = None
+            case EvaluationReported():
+                self.evaluations.append(event)
+            case Waiting():
+                self.waiting = event
+            case _:
+                pass
+
+    def _cell(self, event: Event) -> None:
+        match event:
+            case CellStarted():
+                self.cells[event.cell] = CellView(event.position, event.role, event.weight_version)
+            case RoleChanged() if event.cell in self.cells:
+                self.switches += 1
+                self.cells[event.cell].role = event.role
+            case CellHealth() if event.cell in self.cells:
+                cell = self.cells[event.cell]
+                cell.running, cell.healthy = event.running, event.healthy
+                cell.generated = event.generated_tokens or cell.generated
+            case WeightsLoaded() if event.cell in self.cells:
+                self.cells[event.cell].version = event.version
+            case ProbeGap():
+                self.gap_max = max(self.gap_max, event.gap_max)
+            case _:
+                pass
+
+    @property
+    def step(self) -> int:
+        return self.committed[-1].step if self.committed else 0
+
+    @property
+    def over(self) -> bool:
+        """All steps are committed."""
+        return self.step >= self.steps
+
+    @property
+    def generated(self) -> int:
+        """Tokens sampled so far, by the engines' own counters."""
+        return sum(c.generated for c in self.cells.values())
+
+    @property
+    def trained_tokens(self) -> int:
+        return int(sum(c.metrics.get("targets", 0.0) for c in self.committed))

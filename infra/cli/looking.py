@@ -1,0 +1,118 @@
+"""`gyre runs`, `gyre tail`, `gyre status`, `gyre trees`: look at what is on the log."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.tree import Tree
+
+from gyre_engine.events import Recorded
+from gyre_engine.events.calls import TreeClosed
+from gyre_engine.events.training import GroupAdmitted
+from gyre_engine.log.kafka import KafkaLog
+from gyre_engine.log.port import TOPICS, Log
+from gyre_engine.log.runs import RunInfo, list_runs
+from infra.cli.errors import CommandError
+from infra.stack.layout import StackFolder
+from infra.supervisor.state import read_state
+
+
+def runs(log: KafkaLog, console: Console) -> None:
+    """A line a run, the newest last."""
+    found = list_runs(log)
+    if not console.is_terminal:
+        for info in found:
+            print("\t".join((info.run, _when(info.started_at), _outcome(info))))
+        return
+    table = Table("run", "started", "outcome")
+    for info in found:
+        table.add_row(info.run, _when(info.started_at), _outcome(info))
+    console.print(table)
+
+
+def _when(at: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at / 1e6))
+
+
+def _outcome(info: RunInfo) -> str:
+    if info.ended is None:
+        return "running, or ended without a word"
+    return f"{info.ended.outcome}, {info.ended.steps} steps" + (f": {info.ended.reason}" if info.ended.reason else "")
+
+
+def tail(log: Log, topic: str, *, execution: str, follow: bool) -> Iterator[str]:
+    """The events of a topic as JSON lines; with `follow`, also those to come."""
+    if topic not in TOPICS:
+        raise CommandError(f"no topic {topic!r}; there is: {', '.join(TOPICS)}")
+    if not follow:
+        yield from (as_json(r) for r in log.read(topic) if _about(r, execution))
+        return
+    follower = log.follow([topic])
+    try:
+        while True:
+            yield from (as_json(r) for r in follower.poll(1.0) if _about(r, execution))
+    finally:
+        follower.close()
+
+
+def _about(record: Recorded, execution: str) -> bool:
+    return not execution or getattr(record.event, "execution", "") == execution
+
+
+def as_json(record: Recorded) -> str:
+    """One event as a JSON object on one line."""
+    head = {"type": record.event.TYPE, "partition": record.partition, "offset": record.offset, "at": record.at, "id": record.id}
+    return json.dumps({**head, "cause": record.cause, **dataclasses.asdict(record.event)}, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def status(console: Console) -> int:
+    """The processes of this folder's stack; 0 where it runs."""
+    state = read_state(StackFolder.here().root)
+    if state is None or not state.running:
+        console.print("no stack runs in this folder")
+        return 1
+    table = Table("process", "state", "pid", "restarts", "last exit")
+    for process in state.processes:
+        table.add_row(process.name, process.state.value, str(process.pid), str(process.restarts), process.last_exit)
+    console.print(table)
+    console.print(", ".join(f"{k} {v}" for k, v in state.facts.items()), highlight=False)
+    return 0
+
+
+def draw_tree(log: Log, execution: str, console: Console) -> None:
+    """The trajectory tree of an execution: branches, roles, token counts, and what was selected."""
+    closed = _closed_trees(log)
+    if execution == "latest" and closed:
+        execution = next(reversed(closed))
+    if execution not in closed:
+        raise CommandError(f"no closed tree of execution {execution!r} on the log; `gyre tail trees` lists them")
+    tree, chosen = closed[execution], _selected(log, execution)
+    root = Tree(f"{execution}  {tree.sampled_tokens} tokens sampled, delivered {tree.delivered:.2f}")
+    drawn: dict[str | None, Tree] = {None: root}
+    for node in tree.nodes:
+        mark = "  [green]trained[/green]" if node.node in chosen else ""
+        text = f"{node.node[:8]}  {node.role.value}  at {node.cut}: +{node.new_input_tokens} in, +{node.output_tokens} out{mark}"
+        drawn[node.node] = drawn.get(node.parent, root).add(text)
+    console.print(root)
+
+
+def _closed_trees(log: Log) -> dict[str, TreeClosed]:
+    return {r.event.execution: r.event for r in log.read("trees") if isinstance(r.event, TreeClosed)}
+
+
+def _selected(log: Log, execution: str) -> set[str]:
+    groups = (r.event for r in log.read("trajectories") if isinstance(r.event, GroupAdmitted))
+    return {t.leaf for g in groups for e in g.executions if e.execution == execution for t in e.trajectories}

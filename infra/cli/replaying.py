@@ -1,0 +1,68 @@
+"""`gyre replay`: train again from the log and say of each step whether it is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from consumers.replay.process import ReplaySettings, StepVerdict, not_comparable, replay
+from gyre_engine.config import config_from_json, with_overrides
+from infra.cli.attach import Attached
+from infra.cli.errors import CommandError
+from infra.stack import wiring
+from infra.stack.weights import image_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`verified`: all steps were compared and are the same; None where this machine cannot compare."""
+
+    steps: int
+    verified: bool | None
+    problem: str = ""
+
+
+def replay_run(attached: Attached, console: Console, *, verify: bool, until: int, overrides: list[str]) -> Verdict:
+    """Replay the run and print a line a step."""
+    settings = settings_of(attached, verify=verify, until=until, overrides=overrides)
+    problems = not_comparable(attached.info.started, settings)
+    if problems and verify:
+        console.print(f"not comparable here: {'; '.join(problems)}", highlight=False)
+        settings = dataclasses.replace(settings, verify=False)
+    last: StepVerdict | None = None
+    count = 0
+    with attached.log() as log:
+        for last in replay(log, settings):
+            count += 1
+            console.print(_line(last), highlight=False)
+    if last is not None and last.verified is False:
+        return Verdict(count, False, last.problem)
+    return Verdict(count, None if problems or not verify else count > 0)
+
+
+def settings_of(attached: Attached, *, verify: bool, until: int, overrides: list[str]) -> ReplaySettings:
+    """What the run was trained with, with changes; a changed replay is not compared."""
+    started = attached.info.started
+    config = config_from_json(started.config)
+    if overrides:
+        config, verify = with_overrides(config, overrides), False
+    model = Path(urlsplit(started.initial_weights).path)
+    if not model.exists():
+        raise CommandError(f"the initial weights of {attached.info.run} are gone: {model}; put them back to replay it")
+    if (found := image_hash(model)) != started.initial_weights_hash:
+        raise CommandError(
+            f"the weights in {model} are not those that {attached.info.run} began with "
+            f"(sha256 {found[:16]}, the log has {started.initial_weights_hash[:16]})"
+        )
+    return dataclasses.replace(wiring.replay(config), verify=verify, until=until, config_hash=started.config_hash)
+
+
+def _line(verdict: StepVerdict) -> str:
+    if verdict.verified is False:
+        return f"DIFFERS  {verdict.problem}"
+    word = "same" if verdict.verified else "made"
+    return f"step {verdict.step:4d}  {word}  {verdict.micro_steps} micro-steps  weights {verdict.weights_hash[:16]}"

@@ -1,0 +1,104 @@
+"""`gyre run`: starts what the config asks for, trains, shows progress, stops what it started."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.live import Live
+
+from consumers.dashboard.terminal import Display, final_table, one_line
+from consumers.dashboard.view import RunView
+from gyre_engine.config import Config
+from infra.stack.layout import StackFolder
+from infra.stack.session import Session
+from infra.supervisor.spec import SupervisorEvent
+
+STATED = {"ended", "restarting", "gave-up"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run that is over."""
+
+    run: str
+    view: RunView
+    seconds: float
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM: the run is stopped in order."""
+
+
+def train(config: Config, folder: StackFolder, console: Console) -> Ran:
+    """Run to the end. Ctrl-C ends everything within 10 seconds and raises Interrupted."""
+    session = Session(config, folder, on_event=lambda e: _say(console, e))
+    outcome, reason = "failed", ""
+    with _interrupts():
+        try:
+            console.print(f"run [bold]{session.run}[/bold]  in {folder.root}")
+            session.start()
+            with _shown(session, console) as show:
+                session.follow(show)
+            outcome = "completed"
+        except Interrupted:
+            outcome, reason = "stopped", "interrupted"
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error)[:500]}"
+            raise
+        finally:
+            session.stop(outcome, reason)
+    seconds = time.monotonic() - session.began
+    final_table(session.view, console, seconds)
+    return Ran(session.run, session.view, seconds)
+
+
+@contextmanager
+def _shown(session: Session, console: Console) -> Iterator[Callable[[RunView], None]]:
+    """Progress on a terminal; a line a step elsewhere."""
+    display = Display(session.run, session.began)
+    with ExitStack() as stack:
+        if console.is_terminal:
+            live = stack.enter_context(Live(console=console, refresh_per_second=4, transient=True))
+            yield lambda view: live.update(display.render(view, time.monotonic()))
+            return
+        said = [-1]
+
+        def line(view: RunView) -> None:
+            if view.step != said[0]:
+                said[0] = view.step
+                console.print(one_line(view), highlight=False)
+
+        yield line
+
+
+def _say(console: Console, event: SupervisorEvent) -> None:
+    if event.kind in STATED and not (event.kind == "ended" and event.name == "runner"):
+        console.print(
+            f"{event.name}: {event.kind}{' (' + event.text + ')' if event.text else ''}", style="yellow", highlight=False
+        )
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    def stop(_number: int, _frame: object) -> None:
+        raise Interrupted
+
+    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def quiet_logging(verbose: bool) -> None:
+    """The program's own log: warnings, or all of it."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, stream=sys.stderr, format="%(name)s: %(message)s")

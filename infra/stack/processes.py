@@ -1,0 +1,82 @@
+"""The processes of a run, as the supervisor is told of them."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from gyre_engine.config import Config
+from infra.sglang.launch import Launch as SGLangLaunch
+from infra.sglang.launch import sglang_on_cpu
+from infra.stack.launch import Launch
+from infra.stack.layout import StackFolder
+from infra.supervisor.spec import ProcessSpec, RestartPolicy
+
+ENTRIES = "infra.stack.entries"
+FIRST, ACTING, DERIVING, SHOWING, BROKER = 0, 1, 2, 3, 9
+"""Stages of a stop: who starts work ends first, the log last."""
+PATIENT = RestartPolicy(limit=8, window_seconds=120.0)
+
+
+def run_processes(launch: Launch, folder: StackFolder) -> tuple[ProcessSpec, ...]:
+    """All processes of a run but the broker."""
+    config = launch.settings
+    root = str(folder.root)
+    specs = [
+        _light("streams", root, DERIVING),
+        _light("proxy", root, ACTING, ready=_answers(f"{launch.proxy_url}/healthz")),
+        _light("scheduler", root, ACTING),
+        _light("scoring", root, ACTING),
+        _light("runner", root, FIRST, ends=True),
+    ]
+    if launch.clickhouse_url:
+        specs.insert(0, _light("analytics", root, SHOWING))
+    for position in range(config.cells.count):
+        specs += cell_processes(launch, folder, position)
+    return tuple(specs)
+
+
+def cell_processes(launch: Launch, folder: StackFolder, position: int) -> list[ProcessSpec]:
+    """A cell's engine, trainer and agent."""
+    config, root, name = launch.settings, str(folder.root), f"cell-{position}"
+    args = {"folder": root, "position": position}
+    return [
+        _engine(config, launch, name, position, args),
+        ProcessSpec(f"{name}-trainer", target=f"{ENTRIES}:trainer", args=args, heavy=True, stage=ACTING, restart=PATIENT),
+        ProcessSpec(f"{name}-agent", target=f"{ENTRIES}:cell_agent", args=args, stage=ACTING, restart=PATIENT),
+    ]
+
+
+def _engine(config: Config, launch: Launch, name: str, position: int, args: dict[str, object]) -> ProcessSpec:
+    if config.cells.engine == "sglang":
+        command = _sglang(config, launch.engine_urls[position])
+        return ProcessSpec(f"{name}-engine", argv=command.argv, env=command.env, stage=ACTING, restart=PATIENT)
+    return ProcessSpec(f"{name}-engine", target=f"{ENTRIES}:engine", args=args, heavy=True, stage=ACTING, restart=PATIENT)
+
+
+def _sglang(config: Config, url: str) -> SGLangLaunch:
+    at = urlsplit(url)
+    return sglang_on_cpu(
+        config.model.path, "0", host=at.hostname or "127.0.0.1", port=at.port or 0, environment=os.environ,
+        kv_capacity=config.cells.kv_tokens, max_batch=config.cells.capacity,
+    )  # fmt: skip
+
+
+def _light(name: str, root: str, stage: int, *, ends: bool = False, ready: Callable[[], bool] | None = None) -> ProcessSpec:
+    return ProcessSpec(
+        name, target=f"{ENTRIES}:{name}", args={"folder": root}, stage=stage, ends=ends, ready=ready, restart=PATIENT
+    )
+
+
+def _answers(url: str) -> Callable[[], bool]:
+    def ready() -> bool:
+        try:
+            with urllib.request.urlopen(url, timeout=1.0) as answer:  # noqa: S310
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    return ready

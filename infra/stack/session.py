@@ -1,0 +1,152 @@
+"""A run from its start to its end on the stack of a folder: broker, topics, processes, and the record of it on `runs`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from consumers.dashboard.view import TOPICS, RunView
+from gyre_engine.config import Config, config_hash
+from gyre_engine.events.training import RunEnded, RunStarted
+from gyre_engine.log import Follower
+from gyre_engine.log.brokers import require_safe
+from gyre_engine.log.kafka import KafkaLog
+from gyre_engine.log.runs import end_run, start_run
+from gyre_engine.log.settings import KafkaSettings
+from gyre_engine.log.topics import ensure_topics
+from gyre_engine.training.fingerprint import fingerprint
+from infra.broker.broker import Broker, BrokerSettings, free_port
+from infra.stack.checks import check_before_start
+from infra.stack.launch import Launch, launch_config
+from infra.stack.layout import StackFolder
+from infra.stack.processes import BROKER, run_processes
+from infra.stack.weights import image_hash
+from infra.supervisor.spec import ProcessSpec, SupervisorEvent
+from infra.supervisor.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+
+BROKER_LIMIT_S = 90.0
+VERSIONS = ("gyre", "torch", "megatron-core", "faust-streaming", "confluent-kafka", "renderers", "tokenizers", "chdb")
+
+
+@dataclass(slots=True)
+class Session:
+    """One run. `start`, then `follow` until it is over, then `stop` in any case."""
+
+    config: Config
+    folder: StackFolder
+    on_event: Callable[[SupervisorEvent], None] | None = None
+    run: str = ""
+    supervisor: Supervisor | None = None
+    launch: Launch | None = None
+    log: KafkaLog | None = None
+    view: RunView = field(init=False)
+    began: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.view = RunView(self.config.run.steps)
+        self.run = self.run or f"{self.config.run.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+
+    def start(self) -> None:
+        """Bring everything up. Raises ConfigError, BrokerError and the like before anything runs for long."""
+        self.began = time.monotonic()
+        check_before_start(self.config)
+        self.folder.secret()
+        self.supervisor = Supervisor(self.folder.root, on_event=self.on_event)
+        self.supervisor.preload()
+        kafka = self._kafka()
+        partitions = ensure_topics(kafka, self.run)
+        self.launch = self._launch(kafka)
+        self.launch.save(self.folder, dict(kafka.extra))
+        self.log = KafkaLog(kafka, self.run)
+        start_run(self.log, self._run_started(partitions, kafka))
+        self.supervisor.note(
+            run=self.run, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix, proxy_url=self.launch.proxy_url,
+            clickhouse_url=self.launch.clickhouse_url,
+        )  # fmt: skip
+        self.supervisor.start(*run_processes(self.launch, self.folder))
+
+    def follow(self, show: Callable[[RunView], None]) -> None:
+        """Show progress until the runner says that all is done. Raises ProcessGaveUp."""
+        assert self.supervisor is not None and self.log is not None
+        follower = self.log.follow(TOPICS)
+        try:
+            while True:
+                for record in follower.poll(0.5):
+                    self.view.see(record.event)
+                show(self.view)
+                self.supervisor.wait(0.0)
+                if self._runner_is_done():
+                    self._drain(follower)
+                    return
+        finally:
+            follower.close()
+
+    def stop(self, outcome: str, reason: str = "") -> None:
+        """End the processes in order, note the end of the run, end the broker."""
+        try:
+            if self.log is not None:
+                end_run(self.log, RunEnded(run=self.run, outcome=outcome, reason=reason, steps=self.view.step))
+                self.log.close()
+        finally:
+            if self.supervisor is not None:
+                self.supervisor.stop()
+
+    def _runner_is_done(self) -> bool:
+        assert self.supervisor is not None
+        return any(s.name == "runner" and s.state == "done" for s in self.supervisor.statuses())
+
+    def _drain(self, follower: Follower) -> None:
+        follower.mark_end()
+        while not follower.at_end():
+            for record in follower.poll(0.2):
+                self.view.see(record.event)
+
+    def _kafka(self) -> KafkaSettings:
+        own = self.config.kafka
+        servers, replication = own.bootstrap_servers, own.replication or (1 if own.allow_weak else 3)
+        if not own.bootstrap_servers:
+            servers, replication = self._start_broker(), own.replication or 1
+        settings = KafkaSettings(
+            bootstrap_servers=servers, prefix=own.prefix, partitions=own.partitions, replication=replication,
+            delivery_timeout_s=own.delivery_timeout_s, extra=dict(own.librdkafka),
+        )  # fmt: skip
+        if own.bootstrap_servers and not own.allow_weak:
+            for finding in require_safe(settings):
+                logger.warning("%s", finding.text)
+        return settings
+
+    def _start_broker(self) -> str:
+        assert self.supervisor is not None
+        broker = Broker(BrokerSettings(self.folder.kafka))
+        self.supervisor.start(ProcessSpec("broker", argv=tuple(broker.prepare()), stage=BROKER, ready=broker.answers))
+        self.supervisor.wait_ready(["broker"], BROKER_LIMIT_S)
+        return broker.bootstrap_servers
+
+    def _launch(self, kafka: KafkaSettings) -> Launch:
+        config = self.config
+        host = config.proxy.host
+        clickhouse = ""
+        if config.clickhouse.enabled:
+            clickhouse = config.clickhouse.url or f"http://127.0.0.1:{free_port()}"
+        return Launch(
+            run=self.run, config=launch_config(config), bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
+            partitions=kafka.partitions, replication=kafka.replication,
+            proxy_url=f"http://{host}:{config.proxy.port or free_port(host)}",
+            engine_urls=tuple(f"http://127.0.0.1:{free_port()}" for _ in range(config.cells.count)),
+            clickhouse_url=clickhouse,
+        )  # fmt: skip
+
+    def _run_started(self, partitions: dict[str, int], kafka: KafkaSettings) -> RunStarted:
+        model = Path(self.config.model.path)
+        return RunStarted(
+            run=self.run, config=launch_config(self.config), config_hash=config_hash(self.config),
+            versions={name: importlib.metadata.version(name) for name in VERSIONS}, partitions=partitions,
+            fingerprint=fingerprint(self.config.cells.threads), initial_weights=model.as_uri(),
+            initial_weights_hash=image_hash(model), topic_prefix=f"{kafka.prefix}.{self.run}",
+        )  # fmt: skip

@@ -1,0 +1,159 @@
+"""From the config to what each part is told: the only place that knows both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from consumers.analytics.settings import AnalyticsSettings
+from consumers.replay.process import ReplaySettings
+from consumers.scheduler.process import SchedulerSettings
+from consumers.trainer.settings import TrainerSettings
+from gyre_engine.admission import AdmissionSettings
+from gyre_engine.config import Config, config_hash
+from gyre_engine.events.calls import Role
+from gyre_engine.losses.config import LossConfig
+from gyre_engine.sandbox import Limits
+from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.tasks import Source
+from gyre_engine.training.replica import Hyper
+from gyre_engine.trees.select import SelectionSettings
+from infra.stack.launch import Launch
+from infra.stack.layout import StackFolder
+from producers.cells.agent import AgentSettings
+from producers.proxy.settings import POLICY, ProxySettings, RunSampling
+from producers.runner.dispatch import EvaluationPlan
+from producers.runner.harnesses.port import HarnessSettings
+from producers.runner.settings import RunnerSettings
+from streams.settings import StreamsSettings
+
+SCORER_VERSION = "1"
+
+
+def cell_names(config: Config) -> tuple[str, ...]:
+    """`cell-0` (the core), `cell-1`, ..."""
+    return tuple(f"cell-{i}" for i in range(config.cells.count))
+
+
+def class_plan(config: Config) -> ClassPlan:
+    return ClassPlan(config.batch.groups, config.batch.mu, config.batch.phi, config.run.steps)
+
+
+def loss(config: Config) -> LossConfig:
+    c = config.loss
+    return LossConfig(name=c.name, clip_low=c.clip_low, clip_high=c.clip_high, cap=c.importance_cap)
+
+
+def hyper(config: Config) -> Hyper:
+    c = config.optimizer
+    return Hyper(
+        lr=c.lr, warmup_steps=c.warmup_steps, betas=(c.beta1, c.beta2), eps=c.eps, weight_decay=c.weight_decay, clip=c.clip_norm
+    )
+
+
+def trainer(launch: Launch, folder: StackFolder, position: int, holder: str) -> TrainerSettings:
+    config = launch.settings
+    return TrainerSettings(
+        cell=cell_names(config)[position], core=position == 0, holder=holder, model_path=config.model.path,
+        plan=class_plan(config), context=config.model.context, micro_step_tokens=config.batch.micro_step_tokens,
+        temperature=config.sampling.temperature, lease_s=config.cells.lease_s,
+        checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
+        checkpoint_every=config.run.checkpoint_every, loss=loss(config), aggregate=config.loss.aggregate, hyper=hyper(config),
+        config_hash=config_hash(config), secret=folder.secret(),
+    )  # fmt: skip
+
+
+def replay(config: Config) -> ReplaySettings:
+    return ReplaySettings(
+        model_path=config.model.path, temperature=config.sampling.temperature, context=config.model.context,
+        micro_step_tokens=config.batch.micro_step_tokens, aggregate=config.loss.aggregate, config_hash=config_hash(config),
+        threads=config.cells.threads, loss=loss(config), hyper=hyper(config),
+    )  # fmt: skip
+
+
+def scheduler(launch: Launch, holder: str) -> SchedulerSettings:
+    config = launch.settings
+    return SchedulerSettings(
+        holder=holder, cells=cell_names(config), plan=class_plan(config), group_size=config.batch.group_size,
+        slack=config.scheduling.slack,
+    )  # fmt: skip
+
+
+def agent(launch: Launch, folder: StackFolder, position: int, incarnation: str) -> AgentSettings:
+    config = launch.settings
+    name = cell_names(config)[position]
+    return AgentSettings(
+        cell=name, position=position, incarnation=incarnation, engine=config.cells.engine,
+        engine_url=launch.engine_urls[position], capacity=config.cells.capacity, model_path=config.model.path,
+        scratch=str(folder.scratch / launch.run / name), mu=config.batch.mu, last_step=config.run.steps,
+        temperature=config.sampling.temperature, secret=folder.secret(),
+    )  # fmt: skip
+
+
+def proxy(launch: Launch, folder: StackFolder) -> ProxySettings:
+    config = launch.settings
+    host, _, port = launch.proxy_url.rpartition("//")[2].partition(":")
+    s = config.sampling
+    return ProxySettings(
+        model_folder=Path(config.model.path), secret_file=folder.root / "secret", host=host, port=int(port),
+        renderer="qwen3" if config.model.renderer == "auto" else config.model.renderer,
+        models=dict.fromkeys((config.model.name, *config.model.aliases), POLICY),
+        sampling=RunSampling(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens),
+        context_limit=config.model.context, wait_limit_s=config.proxy.wait_limit_s,
+    )  # fmt: skip
+
+
+def runner(launch: Launch, folder: StackFolder) -> RunnerSettings:
+    config = launch.settings
+    r = config.runner
+    return RunnerSettings(
+        plan=class_plan(config), group_size=config.batch.group_size,
+        sources=sources(config),
+        harness=harness(config), evaluation=evaluation(config), seed=config.run.seed, max_concurrent=r.max_concurrent,
+        overall_timeout_s=r.overall_timeout_s, harness_timeout_s=r.harness_timeout_s, attempts=r.attempts,
+        sandboxed=r.sandbox == "bubblewrap", limits=limits(config), workspaces=folder.root / "workspaces" / launch.run,
+        store=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/work", proxy_url=launch.proxy_url,
+        model=config.model.name, secret=folder.secret(), scorer=config.scoring.scorer, scorer_version=SCORER_VERSION,
+        reward_bounds=(0.0, config.group.reward_range),
+    )  # fmt: skip
+
+
+def sources(config: Config) -> tuple[Source, ...]:
+    return tuple(Source(d.name, Path(d.path), d.split, d.weight) for d in config.data)
+
+
+def harness(config: Config) -> HarnessSettings:
+    h = config.harness
+    return HarnessSettings(name=h.name, command=h.command, system=h.system, tools=h.tools, check=h.check, max_turns=h.max_turns)
+
+
+def evaluation(config: Config) -> EvaluationPlan:
+    e = config.eval
+    return EvaluationPlan(every=e.every, split=e.split, before=e.before, after=e.after, tasks=e.tasks, samples=e.samples)
+
+
+def limits(config: Config) -> Limits:
+    r = config.runner
+    return Limits(memory_mb=r.memory_mb, processes=r.processes, file_mb=r.output_mb)
+
+
+def streams(launch: Launch, folder: StackFolder) -> StreamsSettings:
+    return StreamsSettings(kafka=launch.kafka(folder), run=launch.run, admission=admission(launch.settings))
+
+
+def admission(config: Config) -> AdmissionSettings:
+    return AdmissionSettings(
+        scorer=config.scoring.scorer, scorer_version=SCORER_VERSION,
+        selection=SelectionSettings(config.selection.j_max, tuple(Role(r) for r in config.selection.roles)), group_min=config.group.min,
+        reward_range=config.group.reward_range, deviation_floor=config.group.deviation_floor, config_hash=config_hash(config),
+    )  # fmt: skip
+
+
+def analytics(launch: Launch, folder: StackFolder) -> AnalyticsSettings:
+    config = launch.settings
+    own = config.clickhouse.url
+    flush = config.clickhouse.flush_ms / 1000
+    password = folder.secret().decode()[:32]
+    if own:
+        return AnalyticsSettings(url=launch.clickhouse_url, password=password, flush_seconds=flush)
+    port = int(launch.clickhouse_url.rsplit(":", 1)[1])
+    return AnalyticsSettings(path=folder.clickhouse, port=port, password=password, flush_seconds=flush)

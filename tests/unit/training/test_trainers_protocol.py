@@ -1,0 +1,249 @@
+"""Trainers on a log in memory: what is summed is what the ledger says, whoever joins late, leaves early or dies.
+
+The replica here is a ledger of its own: accumulating micro-step k adds 2**k to the buffer, so the merged sum names exactly which
+micro-steps were counted, and how often.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from consumers.trainer.board import CORE_TOPICS, LEDGER_TOPICS, Board
+from consumers.trainer.core import Core
+from consumers.trainer.member import Trainee
+from consumers.trainer.pen import Pen
+from consumers.trainer.publisher import Publisher
+from consumers.trainer.settings import TrainerSettings
+from gyre_engine.batching import PackedMicroStep
+from gyre_engine.events.cells import CellRole, RoleChanged
+from gyre_engine.events.training import CoreElected, MicroStep, Sealed, StepCommitted, StepOpened
+from gyre_engine.log.memory import MemoryLog, MemoryStore
+from gyre_engine.losses.config import LossConfig
+from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.training.replica import Hyper, StepMetrics, UpdateMetrics
+from gyre_engine.transfer.tcp import TcpTransfer
+
+MICRO_STEPS = 6
+
+
+class CountingReplica:
+    """Adds 2**ids[0] for every micro-step."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.weights = np.zeros(1, dtype=np.float32)
+        self._buffer = np.zeros(1, dtype=np.float32)
+
+    def load(self, image: bytes, version: int) -> None:
+        self.weights = np.frombuffer(image, dtype=np.float32).copy()
+        self.version = version
+
+    def accumulate(self, step: PackedMicroStep, loss: LossConfig) -> StepMetrics:
+        self._buffer += np.float32(2 ** int(step.ids[0]))
+        return StepMetrics(tokens=step.tokens, targets=step.targets)
+
+    def zero(self) -> None:
+        self._buffer[:] = 0
+
+    def gradient_buffer(self) -> NDArray[np.float32]:
+        return self._buffer
+
+    def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        return np.zeros(len(ids) - 1, dtype=np.float32)
+
+    def export(self) -> bytes:
+        return self.weights.tobytes()
+
+    def weights_hash(self) -> str:
+        return ""
+
+
+class CountingOptimizer:
+    def __init__(self, replica: CountingReplica) -> None:
+        self._replica = replica
+        self.sums: list[float] = []
+
+    def apply(self, gradient_sum: NDArray[np.float32], divisor: int, hyper: Hyper) -> UpdateMetrics:
+        self.sums.append(float(gradient_sum[0]))
+        self._replica.weights = self._replica.weights + gradient_sum
+        return UpdateMetrics(1, 0.0, 1.0, 0.0)
+
+    def state(self) -> bytes:
+        return b""
+
+    def restore(self, state: bytes) -> None: ...
+
+
+class Bench:
+    """A core and two satellites on one memory log, moved by hand."""
+
+    def __init__(self, tmp_path: object) -> None:
+        self.store = MemoryStore()
+        self.log = MemoryLog(self.store, "r")
+        self.transfers: list[TcpTransfer] = []
+        self.url = f"file://{tmp_path}"
+        self.core_board, self.core, self.optimizer = self._core()
+        self.satellites = {name: self.satellite(name) for name in ("c1", "c2")}
+
+    def settings(self, cell: str) -> TrainerSettings:
+        return TrainerSettings(
+            cell=cell, core=cell == "c0", holder=cell, model_path="", plan=ClassPlan(1, 1, 0, 9), context=100,
+            micro_step_tokens=100, temperature=1.0, lease_s=5.0, checkpoint_url=self.url, checkpoint_every=0,
+        )  # fmt: skip
+
+    def _member(self, cell: str) -> tuple[Board, Pen, CountingReplica, TcpTransfer, Trainee]:
+        board, replica, transfer = Board(cell), CountingReplica(), TcpTransfer()
+        self.transfers.append(transfer)
+        pen = Pen(self.log, board, 5.0)
+        return board, pen, replica, transfer, Trainee(self.settings(cell), pen, board, replica, transfer)
+
+    def _core(self) -> tuple[Board, Core, CountingOptimizer]:
+        board, pen, replica, transfer, trainee = self._member("c0")
+        self._core_follower = self.log.follow(CORE_TOPICS)
+        optimizer = CountingOptimizer(replica)
+        publisher = Publisher(pen, replica, optimizer, transfer)
+        pen.write([CoreElected(core_epoch=1, holder="c0", cell="c0")])
+        trainee.holds(0)
+        publisher.export()
+        publisher.publish(1, 0, [])
+        self.weights_hash = publisher.weights_hash
+        return board, Core(self.settings("c0"), pen, board, optimizer, transfer, trainee, publisher), optimizer
+
+    def satellite(self, cell: str) -> Callable[[], bool]:
+        board, _, _, transfer, trainee = self._member(cell)
+        follower = self.log.follow(LEDGER_TOPICS)
+
+        def move() -> bool:
+            for record in follower.poll(0.0):
+                board.see(record)
+            return trainee.advance(may_seal=True)
+
+        move.transfer = transfer  # type: ignore[attr-defined]
+        return move
+
+    def move_core(self) -> bool:
+        for record in self._core_follower.poll(0.0):
+            self.core_board.see(record)
+        return self.core.advance()
+
+    def role(self, cell: str, role: CellRole) -> None:
+        self.log.append_all([RoleChanged(cell=cell, incarnation="i", role=role, command_epoch=1, command_number=1)])
+
+    def open_step(self) -> None:
+        step = self.core_board.ledger.step + 1
+        events = [micro_step(step, k) for k in range(MICRO_STEPS)]
+        opened = StepOpened(
+            core_epoch=1, step=step, attempt=1, weights_hash=self.weights_hash, groups=(f"g{step}",), scores=(),
+            micro_steps=tuple(e.micro_step for e in events), executions=1, staleness_max=0, staleness_mean=0.0,
+        )  # fmt: skip
+        self.log.append_all([*events, opened])
+
+    def until(self, done: Callable[[], bool], *movers: Callable[[], bool], limit: int = 400) -> None:
+        for _ in range(limit):
+            for mover in movers:
+                mover()
+            if done():
+                return
+        raise AssertionError("the trainers came to no end")
+
+    @property
+    def committed(self) -> int:
+        return self.core_board.ledger.step
+
+    def events(self, kind: type) -> list[object]:
+        return [r.event for r in self.log.read("training") if isinstance(r.event, kind)]
+
+    def close(self) -> None:
+        for transfer in self.transfers:
+            transfer.close()
+
+
+def micro_step(step: int, k: int) -> MicroStep:
+    ints, floats = np.array([k, 0], dtype=np.int32), np.zeros(1, dtype=np.float32)
+    one = np.array([1], dtype=np.int32)
+    return MicroStep(
+        micro_step=f"m{step}.{k}", step=step, index=k, groups=("g",), ids=ints, position=np.arange(2, dtype=np.int32),
+        end=np.array([2, 2], dtype=np.int32), src=one - 1, dst=one, logprobs=floats, versions=one - 1,
+        weight=np.zeros(1), sequence=one - 1, executions=(("e", 0, 1),),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def bench(tmp_path: object):  # type: ignore[no-untyped-def]
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+ALL = float(2**MICRO_STEPS - 1)
+
+
+def test_three_cells_share_a_step_and_each_micro_step_counts_once(bench: Bench) -> None:
+    for cell in ("c0", "c1", "c2"):
+        bench.role(cell, CellRole.TRAINING)
+    bench.move_core()
+    bench.open_step()
+    bench.until(lambda: bench.committed == 1, *bench.satellites.values(), bench.move_core)
+    assert bench.optimizer.sums == [ALL]
+    (commit,) = bench.events(StepCommitted)
+    assert isinstance(commit, StepCommitted)
+    assert {cell for cell, _ in commit.merge_order} >= {"c1", "c2"}
+
+
+def test_a_satellite_that_leaves_in_the_middle_seals_what_it_has_done(bench: Bench) -> None:
+    for cell in ("c0", "c1"):
+        bench.role(cell, CellRole.TRAINING)
+    bench.move_core()
+    bench.open_step()
+    c1 = bench.satellites["c1"]
+    for _ in range(4):
+        c1()
+    bench.role("c1", CellRole.SAMPLING)
+    bench.until(lambda: bool(bench.events(Sealed)), c1)
+    (seal,) = bench.events(Sealed)
+    assert isinstance(seal, Sealed)
+    assert 0 < len(seal.micro_steps) < MICRO_STEPS
+    bench.until(lambda: bench.committed == 1, bench.move_core)
+    assert bench.optimizer.sums == [ALL]
+
+
+def test_a_sealed_buffer_whose_owner_died_is_computed_again(bench: Bench) -> None:
+    for cell in ("c0", "c1"):
+        bench.role(cell, CellRole.TRAINING)
+    bench.move_core()
+    bench.open_step()
+    c1 = bench.satellites["c1"]
+    bench.until(lambda: bool(bench.events(Sealed)), c1)
+    c1.transfer.close()  # type: ignore[attr-defined]
+    bench.until(lambda: bench.committed == 1, bench.move_core)
+    assert bench.optimizer.sums == [ALL]
+    (commit,) = bench.events(StepCommitted)
+    assert isinstance(commit, StepCommitted)
+    assert [cell for cell, _ in commit.merge_order] == ["c0"]
+
+
+def test_a_satellite_killed_between_claim_and_seal_loses_nothing(bench: Bench) -> None:
+    for cell in ("c0", "c1"):
+        bench.role(cell, CellRole.TRAINING)
+    bench.move_core()
+    bench.open_step()
+    c1 = bench.satellites["c1"]
+    for _ in range(4):
+        c1()
+    second_life = bench.satellite("c1")
+    bench.until(lambda: bench.committed == 1, second_life, bench.move_core)
+    assert bench.optimizer.sums == [ALL]
+
+
+def test_steps_follow_each_other_with_satellites_that_pull_each_version(bench: Bench) -> None:
+    for cell in ("c0", "c1"):
+        bench.role(cell, CellRole.TRAINING)
+    bench.move_core()
+    for step in (1, 2, 3):
+        bench.weights_hash = bench.core_board.ledger.published.weights_hash if bench.core_board.ledger.published else ""
+        bench.open_step()
+        bench.until(lambda step=step: bench.committed == step, bench.satellites["c1"], bench.move_core)  # type: ignore[misc]
+        bench.until(lambda step=step: step in bench.core_board.published, bench.move_core)  # type: ignore[misc]
+    assert bench.optimizer.sums == [ALL] * 3
