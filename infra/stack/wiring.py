@@ -143,7 +143,8 @@ def streams(launch: Launch, folder: StackFolder) -> StreamsSettings:
 def admission(config: Config) -> AdmissionSettings:
     return AdmissionSettings(
         scorer=config.scoring.scorer, scorer_version=SCORER_VERSION,
-        selection=SelectionSettings(config.selection.j_max, tuple(Role(r) for r in config.selection.roles)), group_min=config.group.min,
+        selection=SelectionSettings(config.selection.j_max, tuple(Role(r) for r in config.selection.roles)),
+        group_min=config.group.min,
         reward_range=config.group.reward_range, deviation_floor=config.group.deviation_floor, config_hash=config_hash(config),
     )  # fmt: skip
 

@@ -39,11 +39,13 @@ EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache
 SHUTDOWN_SECONDS = 2
 
 
-def engine_app(engine: InferenceEngine) -> Starlette:
-    """The ASGI application around an engine, which it closes at its end."""
+def engine_app(engine: InferenceEngine, *, paused: bool = False) -> Starlette:
+    """The ASGI application around an engine, which it closes at its end. `paused`: it serves only after a resume."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        if paused:
+            await engine.pause(abort=True)
         yield
         await engine.close()
 
@@ -74,18 +76,22 @@ def run_engine_server(
     kv_capacity: int = 131072,
     max_batch: int = 64,
     max_context: int | None = None,
+    paused: bool = False,
 ) -> None:
-    """Serve the native engine until SIGTERM: the whole life of a forked process."""
+    """Serve the native engine until SIGTERM: the whole life of a forked process.
+
+    paused: it takes requests only after a resume, so that nobody samples with weights that it should not have.
+    """
     from gyre_engine.sampling.native import NativeEngine  # only this process pays for torch
 
     engine = NativeEngine(folder, version, kv_capacity=kv_capacity, max_batch=max_batch, max_context=max_context)
-    serve(engine, host, port)
+    serve(engine, host, port, paused=paused)
 
 
-def serve(engine: InferenceEngine, host: str, port: int) -> None:
+def serve(engine: InferenceEngine, host: str, port: int, *, paused: bool = False) -> None:
     """Serve any engine until SIGTERM."""
     uvicorn.run(
-        engine_app(engine),
+        engine_app(engine, paused=paused),
         host=host,
         port=port,
         log_level="warning",
@@ -129,8 +135,7 @@ def _controls(engine: InferenceEngine) -> dict[str, Handler]:
 
 async def _score(engine: InferenceEngine, body: Json) -> Json:
     ids = list(body["input_ids"])
-    temperature = float((body.get("sampling_params") or {}).get("temperature", 1.0))
-    return render_scores(ids, await engine.score(ids, temperature=temperature))
+    return render_scores(ids, await engine.score(ids))
 
 
 async def _answer(handler: Handler, body: Json) -> Response:
