@@ -174,6 +174,6 @@ class KafkaLog:
         probe = 0.0
         while not self._closing.is_set():
             self._producer.poll(0.1)
-            if self.presence.away and time.monotonic() > probe:
-                self.places.probe(0.2)
+            if self.presence.doubtful and time.monotonic() > probe:
+                self.places.probe(_PROBE_SECONDS)
                 probe = time.monotonic() + _PROBE_SECONDS

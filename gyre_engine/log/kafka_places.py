@@ -11,7 +11,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPar
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from gyre_engine.log.names import full_name
+from gyre_engine.log.names import RUNS, full_name
 from gyre_engine.log.port import LogUnavailable, UnknownTopic
 from gyre_engine.log.presence import Presence, client_log
 from gyre_engine.log.settings import KafkaSettings, client_properties
@@ -79,13 +79,14 @@ class Places:
         return dict(zip(places, offsets, strict=True))
 
     def probe(self, timeout: float) -> None:
-        """See whether the servers answer again, and serve the client's callbacks."""
+        """Ask the servers for a sign of life, and settle what is known about them."""
         self._admin.poll(0)
         try:
-            self._admin.list_topics(self.name("runs"), timeout=timeout)
+            self._admin.list_topics(self.name(RUNS), timeout=timeout)
         except KafkaException:
-            return
-        self.presence.answered()
+            self.presence.settle(False)
+        else:
+            self.presence.settle(True)
 
     def ask(self, what: str, call: Callable[[float], T]) -> T:
         """`call(seconds left)`, again while the cluster says that it is not ready; then LogUnavailable, which names the servers."""

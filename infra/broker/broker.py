@@ -15,6 +15,7 @@ from infra.broker.jars import kafka_jars
 from infra.broker.java import find_java
 from infra.broker.node import Node, new_cluster_id
 from infra.supervisor.lifeline import tied
+from infra.supervisor.spec import ProcessSpec
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,10 @@ class Broker:
             )
         self._wait_until_ready(self._process)
         return self
+
+    def spec(self, stage: int = 9) -> ProcessSpec:
+        """The broker as a process of a stack: it is started again after a crash, and ends last. Prepares the folder first."""
+        return ProcessSpec("broker", argv=tuple(self.prepare()), stage=stage, ready=self.answers)
 
     def answers(self) -> bool:
         """Whether the broker serves its metadata now."""

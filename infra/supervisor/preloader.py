@@ -141,6 +141,7 @@ def main() -> None:
     preloader = Preloader(socket.socket(fileno=int(sys.argv[2])))
     preloader.load(sys.argv[3:])
     preloader.serve()
+    leave(0)
 
 
 if __name__ == "__main__":
