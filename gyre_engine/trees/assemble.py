@@ -32,7 +32,7 @@ def assemble(admitted: AdmittedExecution, calls: Sequence[ModelCall]) -> Executi
     """
     nodes = [_node(call) for call in calls]
     leaves = _leaves(admitted, places(nodes))
-    tree = segments_of(nodes, leaves)
+    tree = segments_of(nodes, leaves, set(leaves))
     ranges = ranges_of(nodes, tree, leaves)
     _check(admitted, ranges)
     ids, starts = _tokens(tree, calls)

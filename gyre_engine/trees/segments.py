@@ -5,7 +5,7 @@ Positions are lengths from the root. Works on the whole tree, or on the part of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -100,12 +100,13 @@ def leaves_of(nodes: Sequence[Node]) -> list[int]:
     return [index for index, node in enumerate(nodes) if index not in extended and _own(node)]
 
 
-def segments_of(nodes: Sequence[Node], leaves: Iterable[int] | None = None) -> Segments:
-    """The segments of the tree, or of the part that the paths of `leaves` cover."""
+def segments_of(nodes: Sequence[Node], leaves: Iterable[int] | None = None, ends: Collection[int] = ()) -> Segments:
+    """The segments of the tree, or of the part that the paths of `leaves` cover. The end of a node in `ends` ends a segment
+    even where a single child goes on from it."""
     place = places(nodes)
     extents = _extents(nodes, place, range(len(nodes)) if leaves is None else leaves)
     pieces, children, roots = _pieces(nodes, place, extents)
-    return _merge(nodes, pieces, children, roots)
+    return _merge(nodes, pieces, children, roots, ends)
 
 
 def _own(node: Node) -> int:
@@ -169,7 +170,9 @@ def _linked(
     return children, roots
 
 
-def _merge(nodes: Sequence[Node], pieces: _Pieces, children: _Children, roots: list[int]) -> Segments:
+def _merge(
+    nodes: Sequence[Node], pieces: _Pieces, children: _Children, roots: list[int], ends: Collection[int]
+) -> Segments:
     """Depth-first, chains of single children joined."""
     segments: list[TreeSegment] = []
     last: dict[int, int] = {}
@@ -177,13 +180,17 @@ def _merge(nodes: Sequence[Node], pieces: _Pieces, children: _Children, roots: l
     while stack:
         piece, parent = stack.pop()
         chain = [piece]
-        while len(children[chain[-1]]) == 1:
+        while len(children[chain[-1]]) == 1 and not _ends(nodes, pieces[chain[-1]], ends):
             chain.append(children[chain[-1]][0])
         runs = tuple(pieces[number] for number in chain)
         last.update({run.node: len(segments) for run in runs if run.stop == end_of(nodes[run.node])})
         stack.extend((child, len(segments)) for child in reversed(children[chain[-1]]))
         segments.append(_segment(nodes, runs, parent))
     return Segments(tuple(segments), last)
+
+
+def _ends(nodes: Sequence[Node], run: Run, ends: Collection[int]) -> bool:
+    return run.node in ends and run.stop == end_of(nodes[run.node])
 
 
 def _segment(nodes: Sequence[Node], runs: tuple[Run, ...], parent: int) -> TreeSegment:

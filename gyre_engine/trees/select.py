@@ -66,9 +66,9 @@ class Selection:
 
 def select(execution: str, nodes: Sequence[TreeNode], settings: SelectionSettings) -> Selection:
     """The selected trajectories of a closed tree. Pure: depends on the arguments alone."""
-    tree = segments_of(nodes)
-    unmasked = [segment.trainable for segment in tree.segments]
     open_leaves = _trained_leaves(nodes, settings.train_roles)
+    tree = segments_of(nodes, ends=set(open_leaves))
+    unmasked = [segment.trainable for segment in tree.segments]
     chosen: list[SelectedTrajectory] = []
     ranges: list[tuple[TrainedRange, ...]] = []
     while len(chosen) < settings.j_max:
