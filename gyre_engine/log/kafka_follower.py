@@ -91,7 +91,6 @@ class KafkaFollower:
         for message in messages:
             error = message.error()
             if error is None:
-                self._places.presence.answered()
                 yield raw_record(self._places, message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._pass_holes(message)

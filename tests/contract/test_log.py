@@ -103,9 +103,7 @@ def test_a_key_stays_on_the_partition_that_murmur2_says(log: Log) -> None:
 
 
 def test_one_execution_keeps_its_order(log: Log) -> None:
-    scores = [
-        Scored(execution="g.0.0", scorer="s", scorer_version="1", evaluation_attempt=n, reward=0.0) for n in range(300)
-    ]
+    scores = [Scored(execution="g.0.0", scorer="s", scorer_version="1", evaluation_attempt=n, reward=0.0) for n in range(300)]
     log.append_all(scores)
     read = [record.event for record in log.read("scores")]
     assert read == scores
