@@ -105,6 +105,7 @@ class Chunk:
     weight_version:  of these ids; a chunk never mixes two versions
     finish_reason:   set on the last chunk, which may be empty
     cached_tokens:   how many input tokens came out of the prefix cache at the start
+    weight_spans:    on a last chunk, where the engine gives the versions of the whole answer: they hold, whatever chunks said before
     """
 
     output_ids: tuple[int, ...]
@@ -112,6 +113,7 @@ class Chunk:
     weight_version: str
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    weight_spans: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class Completion:
             self,
             output_ids=self.output_ids + chunk.output_ids,
             logprobs=self.logprobs + chunk.logprobs,
-            weight_spans=spans,
+            weight_spans=chunk.weight_spans or spans,
             finish_reason=chunk.finish_reason,
             cached_tokens=chunk.cached_tokens,
         )
@@ -185,8 +187,8 @@ class InferenceEngine(Protocol):
         """
         ...
 
-    async def score(self, input_ids: Sequence[int], *, temperature: float = 1.0) -> tuple[float, ...]:
-        """The log-probabilities of input_ids[1:], each given what stands before it (the gap probe, learning.md 8)."""
+    async def score(self, input_ids: Sequence[int]) -> tuple[float, ...]:
+        """The log-probabilities at temperature 1 of input_ids[1:], each given what stands before it (the gap probe, learning.md 8)."""
         ...
 
     async def stats(self) -> EngineStats:

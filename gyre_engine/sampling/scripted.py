@@ -159,7 +159,7 @@ class ScriptedEngine:
         self._version = version
         self._past.clear()
 
-    async def score(self, input_ids: Sequence[int], *, temperature: float = 1.0) -> tuple[float, ...]:
+    async def score(self, input_ids: Sequence[int]) -> tuple[float, ...]:
         """See InferenceEngine: `scripted_logprob` of each id."""
         return tuple(scripted_logprob(token) for token in input_ids[1:])
 

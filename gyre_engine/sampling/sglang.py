@@ -10,13 +10,14 @@ it waits there instead of failing with EngineNotServing.
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import Any, NoReturn
 
 import httpx
+import numpy as np
 import orjson
 
 from gyre_engine.sampling.port import (
@@ -30,14 +31,13 @@ from gyre_engine.sampling.port import (
     SamplingParams,
     WeightsUnreadable,
 )
-from gyre_engine.sampling.sglang_stream import Reading, Triples
+from gyre_engine.sampling.sglang_stream import Reading, Triples, room_for_output, too_long
 
 Json = dict[str, Any]
 
 CONNECT_SECONDS = 5.0
 CONTROL_SECONDS = 60.0
 LOAD_SECONDS = 600.0
-LENGTH_IN_TEXT = re.compile(r"\((\d+) tokens?\).*?context length \((\d+) tokens?\)", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -47,6 +47,14 @@ class _Seen:
     generated: int = 0
     prefilled: int = 0
     cached: int = 0
+
+
+class _TooMuchAsked(Exception):
+    """SGLang refuses max_tokens that reach over the context, where the port's answer ends with the context: ask for what has room."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(f"room for {room} tokens")
+        self.room = room
 
 
 class SGLangEngine:
@@ -68,6 +76,17 @@ class SGLangEngine:
         """See InferenceEngine. Closing the iterator closes the connection, which aborts the request."""
         if self._paused:
             raise EngineNotServing(f"the engine at {self._url} is paused: ask another one, or this one after it resumed")
+        try:
+            async with aclosing(self._attempt(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except _TooMuchAsked as error:
+            shorter = replace(request, params=replace(request.params, max_tokens=error.room))
+            async with aclosing(self._attempt(shorter)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _attempt(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         reading = Reading(request.rid)
         try:
             async with self._client.stream("POST", "/generate", content=_body(request), timeout=self._patience) as response:
@@ -75,7 +94,7 @@ class SGLangEngine:
                     self._refuse(response.status_code, await response.aread(), request)
                 async for event in _events(response):
                     if "error" in event:
-                        self._refuse(400, orjson.dumps(event), request)
+                        self._refuse(_code(event), orjson.dumps(event), request)
                     for chunk in self._counted(reading.chunks(event), event):
                         yield chunk
         except httpx.HTTPError as error:
@@ -110,14 +129,14 @@ class SGLangEngine:
         if status != 200:
             raise WeightsUnreadable(f"the engine at {self._url} keeps its weights: {fspath(folder)}: {_message(answer)}")
 
-    async def score(self, input_ids: Sequence[int], *, temperature: float = 1.0) -> tuple[float, ...]:
-        """See InferenceEngine."""
+    async def score(self, input_ids: Sequence[int]) -> tuple[float, ...]:
+        """See InferenceEngine. SGLang never scales the scores of a prompt, whatever the temperature says."""
         ids = [int(token) for token in input_ids]
         body = {
             "input_ids": ids,
             "return_logprob": True,
             "logprob_start_len": 0,
-            "sampling_params": {"max_new_tokens": 0, "temperature": temperature},
+            "sampling_params": {"max_new_tokens": 0},
         }
         status, answer = await self._exchange("/generate", body, LOAD_SECONDS)
         if status != 200:
@@ -198,8 +217,10 @@ class SGLangEngine:
         text = _message(answer)
         if isinstance(detail, dict) and "limit" in detail:
             raise ContextTooLong(detail["length"], detail["limit"])
-        if found := LENGTH_IN_TEXT.search(text):
-            raise ContextTooLong(int(found[1]), int(found[2]))
+        if refused := too_long(text):
+            raise refused
+        if room := room_for_output(text):
+            raise _TooMuchAsked(room)
         if status == 503:
             raise EngineNotServing(text)
         if status == 400:
@@ -211,7 +232,8 @@ _JSON = {"content-type": "application/json"}
 
 
 def _body(request: GenerateRequest) -> bytes:
-    ids = request.input_ids if isinstance(request.input_ids, list) else [int(token) for token in request.input_ids]
+    given = request.input_ids
+    ids = given if isinstance(given, (list, np.ndarray)) else [int(token) for token in given]
     return orjson.dumps(
         {
             "rid": request.rid,
@@ -219,7 +241,8 @@ def _body(request: GenerateRequest) -> bytes:
             "sampling_params": _params(request.params),
             "return_logprob": True,
             "stream": request.streamed,
-        }
+        },
+        option=orjson.OPT_SERIALIZE_NUMPY,
     )
 
 
@@ -255,6 +278,11 @@ def _parsed(content: bytes) -> Json:
     except orjson.JSONDecodeError:
         return {"error": {"message": content[:500].decode(errors="replace")}}
     return answer if isinstance(answer, dict) else {"message": str(answer)}
+
+
+def _code(event: Json) -> int:
+    """The status that an error would have had, had the stream not been open; SGLang names it too."""
+    return int(event["error"].get("code") or 400)
 
 
 def _message(answer: Json) -> str:

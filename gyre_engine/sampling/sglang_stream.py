@@ -6,10 +6,15 @@ how many there are in all. What cannot be brought to one id with one log-probabi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from gyre_engine.sampling.port import Chunk, EngineFailed, FinishReason, MismatchedOutput
+from gyre_engine.sampling.port import Chunk, ContextTooLong, EngineFailed, FinishReason, MismatchedOutput
+
+INPUT_TOO_LONG = re.compile(r"\((\d+) tokens?\).*?(?:context|allowed) length \((\d+) tokens?\)", re.DOTALL)
+OUTPUT_TOO_LONG = re.compile(r"maximum context length of (\d+) tokens.*?(\d+) tokens from the input", re.DOTALL)
 
 Item = TypeVar("Item")
 Triples = list[list[Any]]
@@ -38,7 +43,12 @@ class Reading:
         start, self._count = self._count, self._count + len(new_ids)
         self.ended = reason is not None
         logprobs = [float(triple[0]) for triple in new_triples]
-        return _cut(new_ids, logprobs, _spans(meta, start, self._count), reason, int(meta.get("cached_tokens") or 0))
+        chunks = _cut(new_ids, logprobs, _spans(meta, start, self._count), reason, int(meta.get("cached_tokens") or 0))
+        if self.ended and meta.get("weight_versions"):
+            # Chunks on the way name the version in use when they were sent; the spans of the end are exact.
+            whole = _spans(meta, 0, self._count)
+            chunks[-1] = replace(chunks[-1], weight_spans=tuple((first, version) for first, end, version in whole if end > first))
+        return chunks
 
     def _new(self, ids: list[int], triples: Triples, total: int | None) -> tuple[list[int], Triples]:
         """The new part of both lists. Triples name the id they are about, so that they can be checked against the ids."""
@@ -62,10 +72,22 @@ class Reading:
         if finish is None:
             return None
         kind = finish if isinstance(finish, str) else finish["type"]
-        code = None if isinstance(finish, str) else finish.get("status_code")
-        if kind == "abort" and code is not None and int(code) >= 500:
-            raise EngineFailed(f"request {self._rid}: the engine gave up: {finish}: ask another one")
+        if not isinstance(finish, str) and kind == "abort" and finish.get("status_code") is not None:
+            refused = too_long(str(finish.get("message")))
+            raise refused or EngineFailed(f"request {self._rid}: the engine gave up: {finish}: ask another one")
         return FinishReason(kind)
+
+
+def too_long(text: str) -> ContextTooLong | None:
+    """What SGLang's refusal of a prompt says, if the text is one."""
+    found = INPUT_TOO_LONG.search(text)
+    return ContextTooLong(int(found[1]), int(found[2])) if found else None
+
+
+def room_for_output(text: str) -> int:
+    """How many tokens of output SGLang would accept, if the text is its refusal of more; else 0."""
+    found = OUTPUT_TOO_LONG.search(text)
+    return int(found[1]) - int(found[2]) if found else 0
 
 
 def _size(items: Sequence[Any] | None) -> int | None:

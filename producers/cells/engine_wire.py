@@ -13,7 +13,6 @@ from gyre_engine.sampling.port import (
     Chunk,
     Completion,
     ContextTooLong,
-    EngineError,
     EngineNotServing,
     EngineStats,
     FinishReason,
@@ -115,12 +114,17 @@ def render_stats(stats: EngineStats) -> Json:
 def render_error(error: Exception) -> tuple[int, Json]:
     """Status and body. 400: asking again is useless; 503: another engine, or later; 500: this one broke."""
     detail: Json = {"message": str(error), "type": type(error).__name__}
+    status = _status(error)
+    if isinstance(error, ContextTooLong):
+        detail |= {"length": error.length, "limit": error.limit}
+    return status, {"error": {**detail, "code": status}}
+
+
+def _status(error: Exception) -> int:
     match error:
-        case ContextTooLong():
-            return 400, {"error": {**detail, "length": error.length, "limit": error.limit}}
         case EngineNotServing():
-            return 503, {"error": detail}
-        case UnknownModel() | WeightsUnreadable() | ValueError() | TypeError():
-            return 400, {"error": detail}
-        case EngineError() | _:
-            return 500, {"error": detail}
+            return 503
+        case ContextTooLong() | UnknownModel() | WeightsUnreadable() | ValueError() | TypeError():
+            return 400
+        case _:
+            return 500

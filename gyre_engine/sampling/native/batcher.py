@@ -100,14 +100,14 @@ class Batcher:
         self.cache.clear()
         self.model, self.version = Model(self.shape, weights, self.limits.longest), version
 
-    def score(self, ids: list[int], temperature: float) -> list[float]:
+    def score(self, ids: list[int]) -> list[float]:
         """Log-probabilities of ids[1:]; uses KV of its own and leaves none."""
         slot = Slots(self.shape, 1, len(ids))
         scores: list[float] = []
         for start in range(0, len(ids) - 1, self.limits.prefill_chunk):
             end = min(start + self.limits.prefill_chunk, len(ids) - 1)
             hidden = self._compute(ids, start, end, slot, 0)
-            logprobs = (self.model.logits(hidden) / (temperature or 1.0)).log_softmax(dim=-1)
+            logprobs = self.model.logits(hidden).log_softmax(dim=-1)
             scores += logprobs.gather(1, torch.tensor(ids[start + 1 : end + 1])[:, None])[:, 0].tolist()
         return scores
 

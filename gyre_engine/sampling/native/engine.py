@@ -114,12 +114,12 @@ class NativeEngine:
         weights = await asyncio.to_thread(self._read, Path(folder))
         await self._ask(lambda: self._batcher.swap(weights, version))
 
-    async def score(self, input_ids: Sequence[int], *, temperature: float = 1.0) -> tuple[float, ...]:
+    async def score(self, input_ids: Sequence[int]) -> tuple[float, ...]:
         """See InferenceEngine. Decoding waits meanwhile."""
         ids = [int(token) for token in input_ids]
         if len(ids) > self._limits.max_context:
             raise ContextTooLong(len(ids), self._limits.max_context + 1)
-        return tuple(await self._ask(lambda: self._batcher.score(ids, temperature)))
+        return tuple(await self._ask(lambda: self._batcher.score(ids)))
 
     async def stats(self) -> EngineStats:
         """See InferenceEngine."""

@@ -66,7 +66,7 @@ def _cuts(params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor, Tensor]:
 def sample(logits_NV: Tensor, plan: Plan, uniform_N: Tensor) -> tuple[Tensor, Tensor]:
     """Invert the cumulative distribution at `uniform` (float64[N]): int64[N] ids, float64[N] log-probabilities before any cut."""
     scaled_NV = logits_NV / plan.temperature
-    scaled_NV -= scaled_NV.max(dim=-1, keepdim=True).values
+    scaled_NV -= scaled_NV.amax(dim=-1, keepdim=True)
     weights_NV = scaled_NV.exp()
     cumulative_NV = weights_NV.cumsum(dim=-1, dtype=torch.float64)
     totals_N1 = cumulative_NV[:, -1:]

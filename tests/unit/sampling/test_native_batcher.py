@@ -37,7 +37,9 @@ class Engine:
 
     def __init__(self, folder: Path, shape: ModelShape, **limits: int) -> None:
         self.shape = shape
-        self.batcher = Batcher(shape, read_weights(folder, shape), "v7", Limits(**{"max_context": 512, "kv_capacity": 4096} | limits))
+        self.batcher = Batcher(
+            shape, read_weights(folder, shape), "v7", Limits(**{"max_context": 512, "kv_capacity": 4096} | limits)
+        )
 
     def submit(self, rid: str, ids: list[int], **params: object) -> Call:
         chunks: list[Chunk] = []
@@ -116,8 +118,8 @@ def test_weights_change_between_two_tokens(folder: Path, other_folder: Path, sha
     assert answer.weight_spans == ((0, "v7"), (57, "v8"))
     assert len(answer.output_ids) == len(answer.logprobs) == 128
     whole = [*prompt(30), *answer.output_ids]
-    v8 = Engine(other_folder, shape).batcher.score(whole, 1.0)[29:]
-    v7 = Engine(folder, shape).batcher.score(whole, 1.0)[29:]
+    v8 = Engine(other_folder, shape).batcher.score(whole)[29:]
+    v7 = Engine(folder, shape).batcher.score(whole)[29:]
     assert answer.logprobs[:57] == pytest.approx(v7[:57], abs=2e-5)
     assert answer.logprobs[57:] == pytest.approx(v8[57:], abs=2e-5)
     assert answer.logprobs[57:] != pytest.approx(v7[57:], abs=0.1)
@@ -192,6 +194,6 @@ def test_a_long_prefill_does_not_stop_the_others(folder: Path, shape: ModelShape
 def test_score_leaves_no_trace(folder: Path, shape: ModelShape) -> None:
     engine = Engine(folder, shape, prefill_chunk=16)
     before = engine.batcher.stats(paused=False)
-    chunked = engine.batcher.score(prompt(60), 1.0)
+    chunked = engine.batcher.score(prompt(60))
     assert engine.batcher.stats(paused=False) == before
-    assert chunked == pytest.approx(Engine(folder, shape).batcher.score(prompt(60), 1.0), abs=2e-5)
+    assert chunked == pytest.approx(Engine(folder, shape).batcher.score(prompt(60)), abs=2e-5)

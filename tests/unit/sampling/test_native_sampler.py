@@ -77,4 +77,6 @@ def test_uniforms_are_splitmix64() -> None:
 
 def test_requests_with_one_seed_differ_and_repeat() -> None:
     assert request_key(1, "a") == request_key(1, "a")
-    assert len({request_key(1, "a"), request_key(1, "b"), request_key(2, "a"), request_key(None, "a"), request_key(None, "a")}) == 5
+    assert (
+        len({request_key(1, "a"), request_key(1, "b"), request_key(2, "a"), request_key(None, "a"), request_key(None, "a")}) == 5
+    )

@@ -1,7 +1,7 @@
 """Stands in for SGLang's compiled kernels, which exist for GPUs and for CPUs with AMX only.
 
-On any other CPU, SGLang binds names of this package while it is imported and then computes with plain torch, so a name may be had here,
-and calling it says which kernel a configuration asked for.
+On any other CPU, SGLang binds names of this package while it is imported and then computes with plain torch. So a name may be had
+here, and calling it says which kernel a configuration asked for.
 """
 
 
@@ -12,7 +12,9 @@ class _Kernel:
         self.__name__ = name
 
     def __call__(self, *inputs, **options):
-        raise RuntimeError(f"SGLang called its compiled kernel {self.__name__}: this path needs a GPU, or other flags (see launch.py)")
+        raise RuntimeError(
+            f"SGLang called its compiled kernel {self.__name__}: this path needs a GPU, or other flags (see launch.py)"
+        )
 
 
 def __getattr__(name):
