@@ -1,0 +1,50 @@
+"""Shapes from config.json, as transformers 4 and 5 write it, and what is refused."""
+
+import pytest
+
+from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.shape import ModelShape
+
+CONFIG = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 4,
+    "hidden_size": 160,
+    "intermediate_size": 448,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 650,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+
+
+def test_both_ways_to_write_rope_give_the_same_shape():
+    old = ModelShape.of_config({**CONFIG, "rope_theta": 1e6, "rope_scaling": None})
+    new = ModelShape.of_config({**CONFIG, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
+    assert old == new == ModelShape("qwen3", 4, 160, 448, 5, 1, 32, 650, 4096, 1e6, 1e-6, True)
+
+
+def test_a_missing_head_dim_follows_from_the_hidden_size():
+    assert ModelShape.of_config({**CONFIG, "head_dim": None, "num_attention_heads": 10}).head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "mamba"}, "'mamba' cannot be trained; supported: qwen3, qwen2, llama"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope type 'llama3'"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ],
+)
+def test_what_would_not_be_trained_exactly_is_refused(change, words):
+    with pytest.raises(TrainingError, match=words):
+        ModelShape.of_config({**CONFIG, **change})
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path):
+    with pytest.raises(TrainingError, match=r"has no config.json"):
+        ModelShape.of_folder(tmp_path)
