@@ -1,7 +1,7 @@
 """Work products: the folder that an agent left behind, as a tar that says the same for the same files.
 
-Agents are not trusted: links that lead out of the folder are dropped and named, never followed, when packing and again when unpacking;
-devices, pipes and sockets are dropped too. Names, sizes, permissions and contents count; owners and times do not.
+Agents are not trusted: links that lead out of the folder are dropped and named, never followed, when packing and when
+unpacking; devices, pipes and sockets are dropped too. Names, sizes, permissions and contents count; owners and times do not.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import hashlib
 import io
 import os
 import posixpath
+import shutil
 import stat
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,25 +93,38 @@ def _add_file(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, status: o
 
 
 def stays_inside(name: str, target: str) -> bool:
-    """Whether a link called `name` with this target ends in the tree, by its text alone (no link is resolved)."""
+    """Whether a link called `name` with this target ends in the tree, by its text alone (no link is resolved).
+
+    Links to programs of the host's /usr are the same in every sandbox and pass (virtual environments have them).
+    """
     if target.startswith("/"):
-        return False
+        return posixpath.normpath(target).startswith(("/usr/", "/bin/"))
     return not posixpath.normpath(posixpath.join(posixpath.dirname(name), target)).startswith("..")
 
 
-def unpack(data: bytes, root: Path, *, skip: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Write the tree below the empty folder `root`, top-level names in `skip` left out; returns what was refused and why.
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """`refused`: what was not written since it is no plain file, folder or inner link; `left_out`: what `keep` did not want."""
 
-    Folders and files first, links last, so that no file is ever written through a link. Raises WorkProductError or OSError (a full disk).
+    refused: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def unpack(data: bytes, root: Path, keep: Callable[[str], bool] = lambda name: True) -> Unpacked:
+    """Write the tree below the empty folder `root`, as far as `keep` says yes to an entry's name.
+
+    Folders and files first, links last, so that no file is ever written through a link.
+    Raises WorkProductError or OSError (a full disk).
     """
     refused: list[str] = []
+    left_out: list[str] = []
     links: list[tarfile.TarInfo] = []
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for info in tar:
-                if info.name.split("/")[0] in skip:
-                    continue
-                if not _safe_name(info.name) or not (info.isreg() or info.isdir() or info.issym()):
+                if not keep(info.name):
+                    left_out.append(info.name)
+                elif not _safe_name(info.name) or not (info.isreg() or info.isdir() or info.issym()):
                     refused.append(f"{info.name}: not a plain file, folder or link of the workspace")
                 elif info.issym():
                     links.append(info)
@@ -117,12 +132,16 @@ def unpack(data: bytes, root: Path, *, skip: frozenset[str] = frozenset()) -> tu
                     _write(tar, info, root / info.name)
     except tarfile.TarError as error:
         raise WorkProductError(f"the work product is not a tar: {error}") from error
-    for info in links:
-        if stays_inside(info.name, info.linkname):
-            (root / info.name).symlink_to(info.linkname)
-        else:
-            refused.append(f"{info.name}: a link to {info.linkname}, outside of the workspace")
-    return tuple(refused)
+    refused += [refusal for info in links if (refusal := _link(info, root))]
+    return Unpacked(tuple(refused), tuple(left_out))
+
+
+def _link(info: tarfile.TarInfo, root: Path) -> str:
+    """Make the link; returns why not, or nothing."""
+    if not stays_inside(info.name, info.linkname):
+        return f"{info.name}: a link to {info.linkname}, outside of the workspace"
+    (root / info.name).symlink_to(info.linkname)
+    return ""
 
 
 def _safe_name(name: str) -> bool:
@@ -140,3 +159,15 @@ def _write(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, info.mode | 0o600), "wb") as file:
         while chunk := source.read(1 << 20):
             file.write(chunk)
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete a workspace, whatever rights the agent took from its own files. Nothing else may use it."""
+    if not os.path.lexists(folder):
+        return
+    for path, folders, _ in os.walk(folder):
+        for name in folders:
+            inner = os.path.join(path, name)
+            if not os.path.islink(inner) and not os.access(inner, os.W_OK | os.X_OK | os.R_OK):
+                os.chmod(inner, 0o700)
+    shutil.rmtree(folder)

@@ -1,7 +1,7 @@
 """The way out of a sandbox, host side: a unix socket whose connections go on to one TCP address, the model endpoint.
 
-A sandbox has no network but its own loopback. The socket is mounted into it; what connects there (the agent itself, or `relay`) reaches this
-address and nothing else.
+A sandbox has no network but its own loopback. The socket is mounted into it; what connects there (the agent itself, or
+`relay`) reaches this address and nothing else.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Isolation(StrEnum):
     """How a process is kept apart."""
 
     ROOT = "root"
-    """We are root: bubblewrap without a user namespace, and a host uid of its own for each sandbox, so that its processes can be counted."""
+    """We are root: no user namespace, and a host uid of its own for each sandbox, so that its processes can be counted."""
     USER_NAMESPACE = "user-namespace"
     """Without rights, or root of a container."""
     NONE = "none"

@@ -1,7 +1,8 @@
 """What a sandboxed process may see and use, as a bubblewrap command line.
 
-It sees the host's /usr read-only, a few files of /etc, a private /tmp, /dev and /proc, and what is mounted for it; no network but its own
-loopback. Limits are rlimits: memory, processor time and file size hold for each process, the number of processes for the whole sandbox.
+It sees the host's /usr read-only, a few files of /etc, a private /tmp, /dev and /proc, and what is mounted for it; no network
+but its own loopback. Limits are rlimits: memory, processor time and file size hold for each process, the number of processes
+for the whole sandbox (where we are root and `setpriv` is missing the kernel does not count them).
 """
 
 from __future__ import annotations

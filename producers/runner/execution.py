@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from gyre_engine.sandbox import Exit, Isolation, Limits, Mount, Running, Sandbox
 from gyre_engine.sandbox import relay as relay_program
 from gyre_engine.sandbox.policy import python_path
 from gyre_engine.tasks import Task, TaskError, mounts, prepare
-from gyre_engine.work_product import WorkProduct, pack
+from gyre_engine.work_product import WorkProduct, pack, remove_tree
 from producers.runner.clock import watch
 from producers.runner.endings import Facts, Stopped, judge
 from producers.runner.harnesses import Endpoint, Harness, Launch
@@ -80,11 +78,11 @@ class Execution:
             await self._append(Started(execution=self._name))
             return await self._run(before)
         finally:
-            await asyncio.to_thread(remove, self._folder)
+            await asyncio.to_thread(remove_tree, self._folder)
 
     def _prepare(self) -> str:
         """A fresh workspace; returns the hash of its content."""
-        remove(self._folder)
+        remove_tree(self._folder)
         for part in ("root/logs/agent", "root/logs/verifier", "gyre"):
             (self._folder / part).mkdir(parents=True)
         (self._folder / "gyre" / "proxy.sock").touch()  # where the socket is mounted
@@ -186,15 +184,3 @@ class Execution:
         if 0 < self._task.memory_mb < (limits.memory_mb or self._task.memory_mb + 1):
             return replace(limits, memory_mb=self._task.memory_mb)
         return limits
-
-
-def remove(folder: Path) -> None:
-    """Delete a workspace, whatever rights the agent took from its own files. Nothing else may use it."""
-    if not os.path.lexists(folder):
-        return
-    for path, folders, _ in os.walk(folder):
-        for name in folders:
-            inner = os.path.join(path, name)
-            if not os.path.islink(inner) and not os.access(inner, os.W_OK | os.X_OK | os.R_OK):
-                os.chmod(inner, 0o700)
-    shutil.rmtree(folder)

@@ -21,7 +21,8 @@ from gyre_engine.log.port import Log
 from gyre_engine.sandbox import Isolation, sandbox_available
 from gyre_engine.sandbox.bridge import open_bridge
 from gyre_engine.tasks import load_catalog
-from producers.runner.execution import Outside, remove
+from gyre_engine.work_product import remove_tree
+from producers.runner.execution import Outside
 from producers.runner.harnesses import find_harness
 from producers.runner.proxy_client import ProxyClient
 from producers.runner.runner import Runner
@@ -52,7 +53,7 @@ def sole_owner(folder: Path) -> Iterator[None]:
     try:
         for entry in folder.iterdir():
             if entry.is_dir():
-                remove(entry)
+                remove_tree(entry)
         yield
     finally:
         os.close(lock)

@@ -126,7 +126,7 @@ async def test_an_execution_goes_from_task_to_kept_work_product(tmp_path: Path) 
     assert sorted(proxy.closed) == ["g000000.0.0", "g000000.1.0"]
     assert len(events(log, Started)) == 2
     data = (tmp_path / "store" / "work" / "g000000.0.0.tar").read_bytes()
-    assert unpack(data, tmp_path) == ()
+    assert unpack(data, tmp_path).refused == ()
     assert (tmp_path / "app" / "answer.txt").read_text() == "42"
     assert (tmp_path / "app" / "seed.txt").read_text() == "seed\n"
     assert [e.content for e in events(log, ToolReturned)] == ["ok", "ok"]

@@ -53,7 +53,7 @@ def _json_codec() -> tuple[Callable[[str], Any], Callable[[Any], str]]:
     try:
         from _json import encode_basestring_ascii, make_encoder, make_scanner
 
-        fields = {"strict": False, "object_hook": None, "object_pairs_hook": None, "memo": {}}
+        fields: dict[str, Any] = {"strict": False, "object_hook": None, "object_pairs_hook": None, "memo": {}}
         numbers = {"parse_float": float, "parse_int": int, "parse_constant": float}
         context: Any = type("Context", (), {**fields, **numbers})
         scan = make_scanner(context)

@@ -1,0 +1,71 @@
+"""The scoring process, and scoring a run's history with a scorer of one's own (`gyre score`).
+
+reads     executions, scores
+writes    scores
+promises  what was being evaluated when it is stopped is evaluated by the next one
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from consumers.scoring.loading import load_scorer
+from consumers.scoring.port import Scorer
+from consumers.scoring.scoring import Scoring, Tally
+from consumers.scoring.verifier import VerifierScorer, VerifierSettings
+from gyre_engine.log.port import Log
+from gyre_engine.sandbox import Isolation, Limits, sandbox_available
+from gyre_engine.tasks import Catalog, Source, load_catalog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringSettings:
+    """Of [scoring], [data] and [runner]. `scratch`: a local folder of this process alone; it is emptied when it starts."""
+
+    sources: tuple[Source, ...]
+    scratch: Path
+    scorer: str = "verifier"
+    attempts: int = 2
+    concurrent: int = 2
+    weights: Mapping[str, float] = field(default_factory=dict)
+    bounds: tuple[float, float] = (0.0, 1.0)
+    sandboxed: bool = True
+    limits: Limits = field(default_factory=Limits)
+
+
+def run(settings: ScoringSettings, log: Log) -> int:
+    """Scores until SIGTERM or SIGINT; exit code 0 then."""
+    shutil.rmtree(settings.scratch, ignore_errors=True)
+    asyncio.run(_serve(log, make_scorer(settings), load_catalog(settings.sources), settings, follow=True, every=False))
+    return 0
+
+
+def make_scorer(settings: ScoringSettings) -> Scorer:
+    """The verifier, or MODULE:CLASS. Raises ScorerError, SandboxUnavailable."""
+    if settings.scorer != "verifier":
+        return load_scorer(settings.scorer)
+    isolation = sandbox_available() if settings.sandboxed else Isolation.NONE
+    return VerifierScorer(VerifierSettings(isolation, settings.scratch, settings.weights, settings.bounds, settings.limits))
+
+
+def score_history(log: Log, scorer: Scorer, settings: ScoringSettings, *, follow: bool = False) -> Tally:
+    """Score all finished executions of a run that this scorer version has not scored; with `follow` go on until interrupted.
+
+    Task folders that are not on this machine are None to the scorer.
+    """
+    catalog = load_catalog([s for s in settings.sources if s.folder.is_dir()])
+    return asyncio.run(_serve(log, scorer, catalog, settings, follow=follow, every=True))
+
+
+async def _serve(log: Log, scorer: Scorer, catalog: Catalog, settings: ScoringSettings, *, follow: bool, every: bool) -> Tally:
+    scoring = Scoring(log, scorer, catalog, attempts=settings.attempts, concurrent=settings.concurrent, every=every)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, scoring.stop)
+    await scoring.run(follow=follow)
+    return scoring.tally
