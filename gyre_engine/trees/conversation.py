@@ -54,18 +54,18 @@ _NONCE = re.compile(r"^x-anthropic-billing-header:.*(?:\n|$)", re.MULTILINE)
 
 
 def canonical(message: Message) -> bytes:
-    """What identifies a message, as bytes."""
-    match message.author:
-        case Author.ASSISTANT:
-            parts = (_THINKING.sub("", message.text, count=1).strip(), *(call.id for call in message.calls))
-        case Author.TOOL:
-            parts = (message.answers, message.text)
-        case Author.SYSTEM:
-            parts = (steady(message.text),)
-        case _:
-            parts = (message.text,)
-    encoded = [part.encode("utf-8", "replace") for part in (message.author.value, *parts)]
-    return b"".join(len(part).to_bytes(4, "little") + part for part in encoded)
+    """What identifies a message, as bytes. A long history is mostly this: one concatenation and one encoding a message."""
+    author, text = message.author, message.text
+    if author is Author.USER:
+        whole = f"user {len(text)} {text}"
+    elif author is Author.TOOL:
+        whole = f"tool {len(text)} {text}{message.answers}"
+    elif author is Author.ASSISTANT:
+        said = (_THINKING.sub("", text, count=1) if "<think>" in text else text).strip()
+        whole = "\0".join([f"assistant {len(said)} {said}", *[call.id for call in message.calls]])
+    else:
+        whole = f"system {steady(text)}"
+    return whole.encode("utf-8", "replace")
 
 
 def steady(system_text: str) -> str:
@@ -82,8 +82,9 @@ def links(tools: bytes, messages: Sequence[Message]) -> list[bytes]:
     """The chain after each message; `tools` is a digest of the offered tools, where every chain begins."""
     found, chain = [], hashlib.blake2b(tools, digest_size=16).digest()
     for message in messages:
-        chain = link(chain, message)
-        found.append(chain)
+        digest = hashlib.blake2b(chain, digest_size=16)
+        digest.update(canonical(message))
+        found.append(chain := digest.digest())
     return found
 
 

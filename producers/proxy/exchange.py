@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -14,22 +15,26 @@ from gyre_engine.trees.conversation import Message, ToolCall
 class Ask:
     """A parsed request.
 
-    digest:     hash of the whole body: two requests with the same digest are the same request
+    chains:     hash chain after each message, with the tools: one hash of the history is all that is made of it
     tools:      as offered, in OpenAI's function form
     max_tokens: what the client allows, None where it says nothing
     notes:      what was ignored or mended
     """
 
     dialect: str
-    digest: bytes
     model: str
-    messages: tuple[Message, ...]
+    messages: Sequence[Message]
+    chains: Sequence[bytes]
     tools: list[dict[str, Any]]
-    tools_digest: bytes
     max_tokens: int | None
     stream: bool
     usage_in_stream: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> bytes:
+        """Names what is asked: two requests with the same digest are the same request, streamed or not."""
+        return self.chains[-1] + f"{self.max_tokens} {self.model}".encode("utf-8", "replace")
 
 
 class Channel(StrEnum):

@@ -16,7 +16,7 @@ import numpy as np
 
 from gyre_engine.events.calls import Continuity, InputSpan, ModelCall
 from gyre_engine.events.codec import Int32
-from gyre_engine.trees.conversation import Author, Conversation, Message, ToolCall, links, steady, wire_id
+from gyre_engine.trees.conversation import Author, Conversation, Message, ToolCall, steady, wire_id
 from gyre_engine.trees.path import EMPTY, Cut, Paths, Stretch
 from producers.proxy.exchange import Ask
 from producers.proxy.rendering import Rendered, Rendering
@@ -113,8 +113,7 @@ class Prompt:
 
 def prompt_for(execution: Execution, ask: Ask, rendering: Rendering) -> Prompt:
     """The prompt of a request: bridged from the answer it goes on from, else rendered anew."""
-    chains = links(ask.tools_digest, ask.messages)
-    anchor = execution.conversation.anchor(ask.messages, chains)
+    anchor = execution.conversation.anchor(ask.messages, ask.chains)
     if anchor is not None:
         stretch = execution.paths.stretches[anchor.call]
         new = ask.messages[anchor.index + 1 :]
@@ -122,15 +121,13 @@ def prompt_for(execution: Execution, ask: Ask, rendering: Rendering) -> Prompt:
         bridged = rendering.bridge(tail, output, new, ask.tools, thinks=anchor.call in execution.thinks_at)
         if bridged is not None:
             base = execution.paths.cut(anchor.call, stretch.end)
-            return _prompt(execution, ask, chains[-1], base, bridged, Continuity.BRIDGED)
-    return _anew(execution, ask, chains, rendering, anchor.call if anchor else None)
+            return _prompt(execution, ask, base, bridged, Continuity.BRIDGED)
+    return _anew(execution, ask, rendering, anchor.call if anchor else None)
 
 
-def _anew(
-    execution: Execution, ask: Ask, chains: list[bytes], rendering: Rendering, anchor: str | None
-) -> Prompt:
+def _anew(execution: Execution, ask: Ask, rendering: Rendering, anchor: str | None) -> Prompt:
     """Rendered anew. It still counts as bridged where every token of the answer it goes on from stands in its place."""
-    origins = execution.conversation.sampled(ask.messages, chains)
+    origins = execution.conversation.sampled(ask.messages, ask.chains)
     messages = [_restored(execution, rendering, message, origins.get(at)) for at, message in enumerate(ask.messages)]
     sampled = {at: execution.paths.stretches[call].output.tolist() for at, call in origins.items()}
     rendered = rendering.render(messages, ask.tools, {at: ids for at, ids in sampled.items() if ids})
@@ -139,22 +136,20 @@ def _anew(
         whole = Cut(anchor, execution.paths.stretches[anchor].end)
         if np.array_equal(ids[: whole.length], execution.paths.ids(whole)):
             rest = Rendered(rendered.ids[whole.length :], _from(rendered.spans, whole.length), 0)
-            return _prompt(execution, ask, chains[-1], whole, rest, Continuity.BRIDGED)
+            return _prompt(execution, ask, whole, rest, Continuity.BRIDGED)
     _, shared = execution.paths.extend(EMPTY, ids)
     if shared < max(1, rendered.head):
-        return _root(ask, chains[-1], rendered)
-    return _prompt(execution, ask, chains[-1], EMPTY, rendered, Continuity.REWRITTEN)
+        return _root(ask, rendered)
+    return _prompt(execution, ask, EMPTY, rendered, Continuity.REWRITTEN)
 
 
-def _root(ask: Ask, chain: bytes, rendered: Rendered) -> Prompt:
+def _root(ask: Ask, rendered: Rendered) -> Prompt:
     """A context whose first message is like none before: what its header shares with others is no history."""
     ids = np.asarray(rendered.ids, dtype=np.int32)
-    return Prompt(EMPTY, bytes(16), ids, ids, rendered.spans, Continuity.ROOT, chain, shape_of(ask))
+    return Prompt(EMPTY, bytes(16), ids, ids, rendered.spans, Continuity.ROOT, ask.chains[-1], shape_of(ask))
 
 
-def _prompt(
-    execution: Execution, ask: Ask, chain: bytes, base: Cut, rendered: Rendered, continuity: Continuity
-) -> Prompt:
+def _prompt(execution: Execution, ask: Ask, base: Cut, rendered: Rendered, continuity: Continuity) -> Prompt:
     ids = np.asarray(rendered.ids, dtype=np.int32)
     at, taken = execution.paths.extend(base, ids)
     new = ids[taken:]
@@ -165,7 +160,7 @@ def _prompt(
         ids=np.concatenate([*execution.paths.pieces(at), new]),
         spans=_from(rendered.spans, taken),
         continuity=continuity,
-        chain=chain,
+        chain=ask.chains[-1],
         shape=shape_of(ask),
     )
 

@@ -7,7 +7,6 @@ becomes U+FFFD.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import orjson
 
 from gyre_engine.events.calls import Finish
-from gyre_engine.trees.conversation import Author, Message, ToolCall
+from gyre_engine.trees.conversation import Author, Message, ToolCall, links
 from producers.proxy.exchange import Answer, Ask, Channel, Piece, ProxyError, Usage, malformed
 
 DIALECT = "chat"
@@ -45,13 +44,13 @@ def parse(body: bytes) -> Ask:
         raise malformed("n must be 1: ask several times instead", "n")
     tools = _tools(fields.get("tools"))
     options = fields.get("stream_options")
+    parsed = [_message(message, index) for index, message in enumerate(messages)]
     return Ask(
         dialect=DIALECT,
-        digest=hashlib.blake2b(body, digest_size=16).digest(),
         model=fields["model"],
-        messages=tuple(_message(message, index) for index, message in enumerate(messages)),
+        messages=parsed,
+        chains=links(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS), parsed),
         tools=tools,
-        tools_digest=hashlib.blake2b(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS), digest_size=16).digest(),
         max_tokens=_limit(fields),
         stream=bool(fields.get("stream")),
         usage_in_stream=isinstance(options, dict) and bool(options.get("include_usage")),
@@ -112,16 +111,20 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
 
 
 def _message(message: Any, index: int) -> Message:
-    if not isinstance(message, dict) or message.get("role") not in _AUTHORS:
+    role = message.get("role") if isinstance(message, dict) else None
+    author = _AUTHORS.get(role) if isinstance(role, str) else None
+    if author is None:
         raise malformed(f"messages[{index}].role must be one of {', '.join(_AUTHORS)}", f"messages[{index}].role")
-    author = _AUTHORS[message["role"]]
-    text, thinking = _content(message.get("content"), index)
-    if author is Author.ASSISTANT:
-        reasoning = message.get("reasoning_content") or message.get("reasoning") or thinking
-        return Message(author, text, reasoning if isinstance(reasoning, str) else "", _calls(message, index))
-    answers = message.get("tool_call_id") if author is Author.TOOL else None
-    name = message.get("name")
-    return Message(author, text, answers=_text(answers), name=_text(name) if author is Author.TOOL else "")
+    content, thinking = message.get("content"), ""
+    if not isinstance(content, str):
+        content, thinking = _content(content, index)
+    if author is Author.TOOL:
+        return Message(author, content, answers=_text(message.get("tool_call_id")), name=_text(message.get("name")))
+    if author is not Author.ASSISTANT:
+        return Message(author, content)
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or thinking
+    calls = message.get("tool_calls")
+    return Message(author, content, _text(reasoning), _calls(calls, index) if calls else ())
 
 
 def _text(value: Any) -> str:
@@ -130,8 +133,8 @@ def _text(value: Any) -> str:
 
 def _content(content: Any, index: int) -> tuple[str, str]:
     """Text and thinking of a message's content, a string or a list of parts."""
-    if content is None or isinstance(content, str):
-        return content or "", ""
+    if content is None:
+        return "", ""
     if not isinstance(content, list):
         raise malformed(f"messages[{index}].content must be a string or a list of parts", f"messages[{index}].content")
     texts, thinking = [], []
@@ -148,16 +151,16 @@ def _content(content: Any, index: int) -> tuple[str, str]:
     return "".join(texts), "".join(thinking)
 
 
-def _calls(message: dict[str, Any], index: int) -> tuple[ToolCall, ...]:
-    calls = message.get("tool_calls") or []
+def _calls(calls: Any, index: int) -> tuple[ToolCall, ...]:
     if not isinstance(calls, list):
         raise malformed(f"messages[{index}].tool_calls must be a list", f"messages[{index}].tool_calls")
-    return tuple(_call(call, f"messages[{index}].tool_calls[{at}]") for at, call in enumerate(calls))
+    return tuple([_call(call, index, at) for at, call in enumerate(calls)])
 
 
-def _call(call: Any, where: str) -> ToolCall:
+def _call(call: Any, index: int, at: int) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        where = f"messages[{index}].tool_calls[{at}]"
         raise malformed(f"{where} must be a function call with a name", where)
     arguments = function.get("arguments", "")
     text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()

@@ -1,0 +1,315 @@
+"""What the proxy adds to a model call: its latency with short and long histories, and its throughput with 50 executions.
+
+Real Kafka, the proxy as a process, an engine server as a process that answers at once. The same engine, called directly
+with a prompt of the same length by the client that the proxy uses, is the baseline: both are measured in turn, in the same
+run. The last line is one JSON object.
+
+added_ms_p50_2k, added_ms_p50_128k: one execution at a time, histories of 2,000 and 128,000 tokens
+added_ms_p50, added_ms_p99:         50 executions at half of what the proxy can do
+calls_per_s:                        50 executions, each asking again as soon as it is answered
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from gyre_engine.events.cells import CellRole, CellStarted
+from gyre_engine.keys import mint
+from gyre_engine.log.kafka import KafkaLog
+from gyre_engine.log.settings import KafkaSettings
+from gyre_engine.log.topics import ensure_topics
+from gyre_engine.sampling.port import Chunk, FinishReason, GenerateRequest, SamplingParams
+from gyre_engine.sampling.sglang import SGLangEngine
+from infra.broker.broker import Broker, BrokerSettings
+from producers.proxy.process import run
+from producers.proxy.settings import ProxySettings
+from producers.proxy.tokens import ChatTokenizer
+
+EXECUTIONS = 50
+ROUNDS = int(os.environ.get("ROUNDS", "120"))
+SECONDS = float(os.environ.get("SECONDS", "20"))
+REPLY = '<tool_call>\n{"name": "bash", "arguments": {"command": "make test"}}\n</tool_call>'
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+TOOLS = [{"type": "function", "function": {"name": "bash", "description": "Run a command.",
+          "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}}]
+WORDS = ("the", "build", "failed", "in", "module", "parser", "with", "error", "expected", "token", "value", "return", "import", "test",
+         "passed", "line", "function", "argument", "missing", "file", "directory", "warning", "unused", "variable", "while", "reading")
+
+
+def words(rng: random.Random, count: int) -> str:
+    return " ".join(f"{rng.choice(WORDS)}{rng.randrange(100)}" for _ in range(count))
+
+
+def make_model_folder(folder: Path) -> ChatTokenizer:
+    """A small byte-level BPE with Qwen3's markers."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=1500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator([words(random.Random(seed), 2000) for seed in range(20)], trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKERS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    return ChatTokenizer.load(folder)
+
+
+class InstantEngine:
+    """Answers every prompt at once with the same ids: what is measured stands around it."""
+
+    def __init__(self, output_ids: tuple[int, ...]) -> None:
+        self._answer = Chunk(output_ids, (-0.5,) * len(output_ids), "0", FinishReason.STOP)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        yield self._answer
+
+    async def abort(self, rid: str | None) -> None:
+        """Nothing runs long enough."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def serve_engine(folder: Path, port: int) -> None:
+    from producers.cells.engine_server import serve
+
+    tokenizer = ChatTokenizer.load(folder)
+    ids = (*tokenizer.encode(REPLY), tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    serve(InstantEngine(ids), "127.0.0.1", port)  # type: ignore[arg-type]
+
+
+def serve_proxy(folder: Path, port: int, bootstrap: str, run_name: str) -> None:
+    settings = ProxySettings(folder, folder / "secret", port=port, context_limit=1 << 20)
+    log = KafkaLog(KafkaSettings(bootstrap), run_name)
+    run(settings, log)
+    log.close()
+
+
+class Connection:
+    """The cheapest HTTP/1.1 client there is, so that the agent's side takes no part in what is measured."""
+
+    def __init__(self, port: int, key: str) -> None:
+        self._port, self._head = port, f"POST /v1/chat/completions HTTP/1.1\r\nhost: p\r\nauthorization: Bearer {key}\r\n"
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, body: bytes) -> dict[str, Any]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+        reader, writer = self._streams
+        writer.write(f"{self._head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length"))
+        answer: dict[str, Any] = orjson.loads(await reader.readexactly(length))
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"the proxy answered {head[:40]!r}: {answer}")
+        return answer
+
+
+@dataclass
+class Agent:
+    """One execution: its history, and what its last prompt was."""
+
+    proxy: Connection
+    engine: SGLangEngine
+    tokenizer: ChatTokenizer
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    prompt_tokens: int = 0
+
+    async def turn(self) -> float:
+        """One more turn through the proxy; seconds."""
+        body = orjson.dumps({"model": "policy", "messages": self.messages, "tools": TOOLS})
+        begin = time.perf_counter()
+        answer = await self.proxy.ask(body)
+        took = time.perf_counter() - begin
+        message = answer["choices"][0]["message"]
+        self.prompt_tokens = answer["usage"]["prompt_tokens"]
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok " * 20}
+        self.messages += [message, result]
+        return took
+
+    async def directly(self) -> float:
+        """The engine alone, with as many tokens; seconds."""
+        import numpy as np
+
+        ids: Any = np.arange(self.prompt_tokens, dtype=np.int32) % 1000
+        request = GenerateRequest(secrets.token_hex(8), ids, SamplingParams())
+        begin = time.perf_counter()
+        async for _ in self.engine.generate(request):
+            pass
+        return time.perf_counter() - begin
+
+    async def grow(self, tokens: int, turns: int, rng: random.Random) -> None:
+        """A history of about `tokens` tokens in `turns` turns."""
+        size = tokens // turns
+        per_word = len(self.tokenizer.encode(words(rng, 1000))) / 1000
+        task = words(rng, int(size / per_word))
+        self.messages = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": task}]
+        for _ in range(turns - 1):
+            await self.turn()
+            self.messages[-1]["content"] = words(rng, int((size - 40) / per_word))
+        await self.turn()
+
+
+async def one_at_a_time(make: Callable[[], Agent]) -> dict[str, float]:
+    rng = random.Random(7)
+    short, long = make(), make()
+    await short.grow(2_000, 8, rng)
+    await long.grow(128_000, 128, rng)
+    print(f"histories: {short.prompt_tokens} and {long.prompt_tokens} tokens, "
+          f"bodies of {len(orjson.dumps(short.messages))} and {len(orjson.dumps(long.messages))} bytes")
+    times: dict[str, list[float]] = {"2k": [], "2k alone": [], "128k": [], "128k alone": []}
+    for _ in range(ROUNDS):
+        for name, agent in (("2k", short), ("128k", long)):
+            times[f"{name} alone"].append(await agent.directly())
+            times[name].append(await agent.turn())
+    for name, seconds in times.items():
+        print(f"{name:>10}: p50 {1e3 * statistics.median(seconds):.2f} ms, p99 {1e3 * quantile(seconds, 0.99):.2f} ms")
+    return {
+        f"added_ms_p50_{name}": 1e3 * (statistics.median(times[name]) - statistics.median(times[f"{name} alone"]))
+        for name in ("2k", "128k")
+    }
+
+
+def quantile(values: list[float], q: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+async def together(make: Callable[[], Agent]) -> dict[str, float]:
+    agents = [make() for _ in range(EXECUTIONS)]
+    rng = random.Random(11)
+    for agent in agents:
+        await agent.grow(2_000, 2, rng)
+    counts = await asyncio.gather(*(closed_loop(agent, time.perf_counter() + SECONDS) for agent in agents))
+    rate = sum(counts) / SECONDS
+    print(f"{EXECUTIONS} executions, closed loop: {rate:.0f} calls/s")
+    pace = EXECUTIONS / (rate / 2)
+    through: list[float] = []
+    alone: list[float] = []
+    for _ in range(3):
+        fresh = [make() for _ in range(EXECUTIONS)]
+        for agent in fresh:
+            await agent.grow(2_000, 2, rng)
+        alone += await paced([agent.directly for agent in fresh], pace, SECONDS / 3)
+        through += await paced([agent.turn for agent in fresh], pace, SECONDS / 3)
+    print(f"at {rate / 2:.0f} calls/s: through the proxy p50 {1e3 * statistics.median(through):.2f} ms, p99 "
+          f"{1e3 * quantile(through, 0.99):.2f} ms; the engine alone p50 {1e3 * statistics.median(alone):.2f} ms, p99 "
+          f"{1e3 * quantile(alone, 0.99):.2f} ms")
+    return {
+        "added_ms_p50": 1e3 * (statistics.median(through) - statistics.median(alone)),
+        "added_ms_p99": 1e3 * (quantile(through, 0.99) - quantile(alone, 0.99)),
+        "calls_per_s": rate,
+    }
+
+
+async def closed_loop(agent: Agent, until: float) -> int:
+    count = 0
+    while time.perf_counter() < until:
+        await agent.turn()
+        count += 1
+        if count % 20 == 0:
+            agent.messages = agent.messages[:2]
+    return count
+
+
+async def paced(calls: list[Callable[[], Awaitable[float]]], period: float, seconds: float) -> list[float]:
+    """Each caller calls once a period, spread evenly."""
+
+    async def loop(index: int) -> list[float]:
+        begin, found = time.perf_counter() + period * index / len(calls), []
+        for number in range(max(1, int(seconds / period))):
+            await asyncio.sleep(max(0.0, begin + number * period - time.perf_counter()))
+            found.append(await calls[index]())
+        return found
+
+    return [took for found in await asyncio.gather(*(loop(index) for index in range(len(calls)))) for took in found]
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[None]:
+    child = subprocess.Popen([sys.executable, __file__, *arguments])
+    try:
+        yield
+    finally:
+        child.terminate()
+        child.wait(20)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def answers(port: int) -> None:
+    for _ in range(600):
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            return
+        except OSError:
+            await asyncio.sleep(0.1)
+    raise TimeoutError(f"nothing listens on {port} after 60 s")
+
+
+async def measure(proxy: int, engine_port: int, secret: bytes, tokenizer: ChatTokenizer) -> dict[str, float]:
+    await answers(engine_port)
+    await answers(proxy)
+    engine = SGLangEngine(f"http://127.0.0.1:{engine_port}")
+    numbers = iter(range(1 << 30))
+
+    def make() -> Agent:
+        return Agent(Connection(proxy, mint(secret, f"bench.{next(numbers)}.0")), engine, tokenizer)
+
+    warm = make()
+    await warm.grow(500, 2, random.Random(1))
+    for _ in range(100):
+        await warm.turn()
+        await warm.directly()
+    found = await one_at_a_time(make)
+    found |= await together(make)
+    await engine.close()
+    return found
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="gyre-bench-") as name, Broker(BrokerSettings(Path(name) / "broker")) as broker:
+        folder = Path(name) / "model"
+        folder.mkdir()
+        tokenizer, secret = make_model_folder(folder), secrets.token_hex(16).encode()
+        (folder / "secret").write_bytes(secret)
+        settings = KafkaSettings(broker.bootstrap_servers)
+        ensure_topics(settings, "bench")
+        engine, proxy = free_port(), free_port()
+        log = KafkaLog(settings, "bench")
+        log.append_all([CellStarted(cell="cell-0", position=0, incarnation="1", engine="scripted", engine_url=f"http://127.0.0.1:{engine}",
+                                    capacity=1000, role=CellRole.SAMPLING, weight_version=0)])
+        with process("engine", str(folder), str(engine)), process("proxy", str(folder), str(proxy), broker.bootstrap_servers, "bench"):
+            found = asyncio.run(measure(proxy, engine, secret, tokenizer))
+        log.close()
+    print(orjson.dumps({key: round(value, 3) for key, value in found.items()}).decode())
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["engine"]:
+        serve_engine(Path(sys.argv[2]), int(sys.argv[3]))
+    elif sys.argv[1:2] == ["proxy"]:
+        serve_proxy(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+    else:
+        main()
