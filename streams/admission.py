@@ -24,9 +24,7 @@ from streams.derivation import Derived, dead_letter, execution_of, quarantine
 
 NAME = "admission"
 _KNOWN = frozenset(event_types())
-_WANTED = frozenset(
-    cls.TYPE for cls in (Dispatched, Finished, Discarded, TreeClosed, Quarantined, Scored, EvaluationFailed)
-)
+_WANTED = frozenset(cls.TYPE for cls in (Dispatched, Finished, Discarded, TreeClosed, Quarantined, Scored, EvaluationFailed))
 
 
 class AdmissionStream:

@@ -21,14 +21,15 @@ from streams.settings import StreamsSettings
 
 def build_app(settings: StreamsSettings, drivers: Sequence[Driver], stop: Stop) -> faust.App:
     """The app with one agent a driver. Nothing is connected yet."""
-    app = faust.App(settings.app_id, **_configuration(settings))
+    app = faust.App(settings.app_id, **configuration(settings))
     for driver in drivers:
         _add_agent(app, settings, driver, stop)
     _require_all_partitions(app, settings, drivers, stop)
     return app
 
 
-def _configuration(settings: StreamsSettings) -> dict[str, Any]:
+def configuration(settings: StreamsSettings) -> dict[str, Any]:
+    """What Faust is told. Nothing is created on the broker, no table is kept, positions are committed every second."""
     servers = ";".join(f"kafka://{server}" for server in settings.kafka.bootstrap_servers.split(","))
     return {
         "broker": servers,
@@ -81,10 +82,7 @@ def record_of(message: Any, names: dict[str, str]) -> Raw:
 def _require_all_partitions(app: faust.App, settings: StreamsSettings, drivers: Sequence[Driver], stop: Stop) -> None:
     """A derivation over whole topics must not silently see a part of them because a second worker has joined."""
     whole = {
-        full_name(settings.kafka.prefix, settings.run, t)
-        for d in drivers
-        if d.derivation.whole
-        for t in d.derivation.sources
+        full_name(settings.kafka.prefix, settings.run, t) for d in drivers if d.derivation.whole for t in d.derivation.sources
     }
 
     @app.on_partitions_assigned.connect(weak=False)

@@ -128,9 +128,7 @@ class Driver:
             return self.derivation.observe(raw)
         except CodecError as error:
             self.dead_letters += 1
-            log.warning(
-                "%s passes over %s/%d at %d: %s", self.derivation.name, raw.topic, raw.partition, raw.offset, error
-            )
+            log.warning("%s passes over %s/%d at %d: %s", self.derivation.name, raw.topic, raw.partition, raw.offset, error)
             return self.derivation.reject(raw, str(error))
 
     def _append(self, derived: Derived) -> Future[Place]:

@@ -10,7 +10,16 @@ import pytest
 
 from gyre_engine.admission import AdmissionSettings
 from gyre_engine.events import CodecError, Event, Recorded, encode
-from gyre_engine.events.calls import Continuity, ExecutionClosed, Finish, ModelCall, NodeGrown, Quarantined, TreeClosed, WeightSpan
+from gyre_engine.events.calls import (
+    Continuity,
+    ExecutionClosed,
+    Finish,
+    ModelCall,
+    NodeGrown,
+    Quarantined,
+    TreeClosed,
+    WeightSpan,
+)
 from gyre_engine.events.cells import CellRole, CellStarted, WaterLevelChanged
 from gyre_engine.events.training import DeadLetter
 from gyre_engine.log.intake import Raw
