@@ -190,11 +190,11 @@ class Core:
         )  # fmt: skip
         self._trainee.holds(opened.step)
         probe_ids = probe(self._inputs.micro_steps) if self._inputs else []
-        self._pen.write([committed])
+        place = self._pen.write([committed])
         self._publisher.publish(ledger.core_epoch, opened.step, probe_ids)
         every, last = self._settings.checkpoint_every, opened.step == self._settings.plan.steps
         if last or (every and opened.step % every == 0):
-            self._publisher.checkpoint(ledger.core_epoch, opened.step, self._settings.checkpoint_url)
+            self._publisher.checkpoint(ledger.core_epoch, opened.step, place, self._settings.checkpoint_url)
 
 
 def _sums(seals: list[Sealed]) -> dict[str, float]:

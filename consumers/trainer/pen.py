@@ -21,8 +21,9 @@ class Pen:
         """Everything written to `training` was read back."""
         return self._board.position >= self._written
 
-    def write(self, events: Sequence[Event]) -> None:
-        """Append in order and wait for the acknowledgements. Raises LogUnavailable."""
+    def write(self, events: Sequence[Event]) -> int:
+        """Append in order and wait for the acknowledgements; the offset of the last ledger event. Raises LogUnavailable."""
         for place in self._log.append_all(events, timeout=self._timeout):
             if place.topic == "training":
                 self._written = max(self._written, place.offset)
+        return self._written

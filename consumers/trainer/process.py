@@ -14,19 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gyre_engine.transfer.tcp import TcpTransfer
-
 from consumers.trainer.board import CORE_TOPICS, LEDGER_TOPICS, Board
 from consumers.trainer.core import Core
 from consumers.trainer.member import Trainee
 from consumers.trainer.pen import Pen
-from consumers.trainer.publisher import Publisher
+from consumers.trainer.publisher import Publisher, small_files
 from consumers.trainer.recovery import elect, recover
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.events.training import CoreElected
 from gyre_engine.log import Follower, Log, LogUnavailable
 from gyre_engine.training.replica import ReplicaOptions
 from gyre_engine.transfer import Transfer
+from gyre_engine.transfer.tcp import TcpTransfer
 
 if TYPE_CHECKING:
     from gyre_engine.training.megatron import MegatronReplica
@@ -96,7 +95,7 @@ def _take_over(
     epoch = elect(settings, write, lambda: (board.ledger.core_epoch, board.ledger.core_holder))
     version = recover(settings, log, replica, optimizer)
     trainee.holds(version)
-    publisher = Publisher(pen, replica, optimizer, transfer)
+    publisher = Publisher(pen, replica, optimizer, transfer, small_files(Path(settings.model_path)))
     publisher.export()
     publisher.publish(epoch, version, [])
     logger.info("core of epoch %d at step %d", epoch, version)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
-from gyre_engine.training.checkpoint import Checkpoint, write_checkpoint
 
 from consumers.trainer.pen import Pen
 from gyre_engine.events.training import Checkpointed, Published
+from gyre_engine.training import checkpoint
 from gyre_engine.training.replica import Optimizer, TrainingReplica
 from gyre_engine.transfer import Descriptor, Region, Transfer
 
@@ -26,7 +28,10 @@ UNREGISTER_LIMIT_S = 60.0
 class Publisher:
     """Exports the core's replica; `weights_hash` is that of the last export."""
 
-    def __init__(self, pen: Pen, replica: TrainingReplica, optimizer: Optimizer, transfer: Transfer) -> None:
+    def __init__(
+        self, pen: Pen, replica: TrainingReplica, optimizer: Optimizer, transfer: Transfer, files: Mapping[str, bytes]
+    ) -> None:
+        self._files = files
         self._pen, self._replica, self._optimizer, self._transfer = pen, replica, optimizer, transfer
         self._kept: list[tuple[Descriptor, Region]] = []
         self._image = b""
@@ -58,8 +63,16 @@ class Publisher:
         while len(self._kept) > KEPT:
             self._transfer.unregister(self._kept.pop(0)[0], timeout=UNREGISTER_LIMIT_S)
 
-    def checkpoint(self, core_epoch: int, step: int, url: str) -> None:
-        """Store the exported weights and the optimizer's state, then say where."""
-        place = f"{url.rstrip('/')}/step-{step:06d}"
-        write_checkpoint(place, Checkpoint(step, self._image, self._optimizer.state()))
+    def checkpoint(self, core_epoch: int, step: int, position: int, url: str) -> None:
+        """Store the exported weights, the optimizer's state and the model's small files, then say where.
+
+        position: offset of the step's `step-committed` on the ledger.
+        """
+        stored = checkpoint.Checkpoint(step, position, self._image, self._optimizer.state(), self._files)
+        place = checkpoint.write(url, stored)
         self._pen.write([Checkpointed(core_epoch=core_epoch, step=step, weights_hash=self.weights_hash, url=place)])
+
+
+def small_files(model: Path) -> dict[str, bytes]:
+    """What beside the weights makes a model folder loadable: config, tokenizer."""
+    return {f.name: f.read_bytes() for f in sorted(model.iterdir()) if f.is_file() and f.suffix != ".safetensors"}

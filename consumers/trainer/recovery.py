@@ -10,13 +10,12 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gyre_engine.training.checkpoint import CheckpointError, read_checkpoint
-
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import packed
 from gyre_engine.events.training import MicroStep
 from gyre_engine.log import Log
+from gyre_engine.training import checkpoint
 from gyre_engine.training.history import History, history_of, train_again
 from gyre_engine.training.merge import ReplayDiverged
 from gyre_engine.training.replica import Optimizer, TrainingReplica
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 def recover(settings: TrainerSettings, log: Log, replica: TrainingReplica, optimizer: Optimizer) -> int:
     """Bring replica and optimizer to the last committed step; its number. Raises ReplayDiverged where hashes differ."""
     history = history_of(r.event for r in log.read("training"))
-    start = _restore(history, replica, optimizer, Path(settings.model_path))
+    start = _restore(history, settings.checkpoint_url, replica, optimizer, Path(settings.model_path))
     packs = packs_of(log, history.needed_micro_steps(after=start))
     for step in history.steps:
         if step.committed.step <= start:
@@ -49,15 +48,18 @@ def packs_of(log: Log, names: set[str]) -> Mapping[str, PackedMicroStep]:
     return {e.micro_step: packed(e) for e in events if isinstance(e, MicroStep) and e.micro_step in names}
 
 
-def _restore(history: History, replica: TrainingReplica, optimizer: Optimizer, model: Path) -> int:
+def _restore(history: History, url: str, replica: TrainingReplica, optimizer: Optimizer, model: Path) -> int:
     committed = {s.committed.step: s.committed.weights_hash for s in history.steps}
     for event in reversed(history.checkpoints):
         if committed.get(event.step) != event.weights_hash:
             continue
         try:
-            stored = read_checkpoint(event.url, weights_hash=event.weights_hash)
-        except CheckpointError as error:
+            stored = checkpoint.read(url, event.step)
+        except checkpoint.CheckpointError as error:
             logger.warning("checkpoint of step %d cannot be used, trying an older one: %s", event.step, error)
+            continue
+        if stored.weights_hash != event.weights_hash:
+            logger.warning("checkpoint of step %d holds other weights than the ledger says: trying an older one", event.step)
             continue
         replica.load(stored.weights, event.step)
         optimizer.restore(stored.optimizer)

@@ -47,7 +47,7 @@ def scoring(folder: str) -> None:
     from consumers.scoring.process import run
 
     launch, stack = _begin(folder)
-    run(wiring.scoring(launch, stack), _log(launch, stack))
+    sys.exit(run(wiring.scoring(launch, stack), _log(launch, stack)))
 
 
 def analytics(folder: str) -> None:

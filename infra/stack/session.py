@@ -19,10 +19,11 @@ from gyre_engine.log.runs import end_run, start_run
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.log.topics import ensure_topics
 from gyre_engine.training.fingerprint import fingerprint
-from infra.broker.broker import Broker, BrokerSettings, free_port
+from infra.broker.broker import Broker, BrokerSettings
 from infra.stack.checks import check_before_start
 from infra.stack.launch import Launch, launch_config
 from infra.stack.layout import StackFolder
+from infra.stack.ports import free_ports
 from infra.stack.processes import BROKER, run_processes
 from infra.stack.weights import image_hash
 from infra.supervisor.spec import ProcessSpec, SupervisorEvent
@@ -123,7 +124,7 @@ class Session:
 
     def _start_broker(self) -> str:
         assert self.supervisor is not None
-        broker = Broker(BrokerSettings(self.folder.kafka))
+        broker = Broker(BrokerSettings(self.folder.kafka, port=free_ports(1)[0]))
         self.supervisor.start(ProcessSpec("broker", argv=tuple(broker.prepare()), stage=BROKER, ready=broker.answers))
         self.supervisor.wait_ready(["broker"], BROKER_LIMIT_S)
         return broker.bootstrap_servers
@@ -131,14 +132,15 @@ class Session:
     def _launch(self, kafka: KafkaSettings) -> Launch:
         config = self.config
         host = config.proxy.host
+        proxy_port, clickhouse_port, *engine_ports = free_ports(2 + config.cells.count)
         clickhouse = ""
         if config.clickhouse.enabled:
-            clickhouse = config.clickhouse.url or f"http://127.0.0.1:{free_port()}"
+            clickhouse = config.clickhouse.url or f"http://127.0.0.1:{clickhouse_port}"
         return Launch(
             run=self.run, config=launch_config(config), bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
             partitions=kafka.partitions, replication=kafka.replication,
-            proxy_url=f"http://{host}:{config.proxy.port or free_port(host)}",
-            engine_urls=tuple(f"http://127.0.0.1:{free_port()}" for _ in range(config.cells.count)),
+            proxy_url=f"http://{host}:{config.proxy.port or proxy_port}",
+            engine_urls=tuple(f"http://127.0.0.1:{port}" for port in engine_ports),
             clickhouse_url=clickhouse,
         )  # fmt: skip
 

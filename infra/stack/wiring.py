@@ -7,6 +7,7 @@ from pathlib import Path
 from consumers.analytics.settings import AnalyticsSettings
 from consumers.replay.process import ReplaySettings
 from consumers.scheduler.process import SchedulerSettings
+from consumers.scoring.process import ScoringSettings
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.admission import AdmissionSettings
 from gyre_engine.config import Config, config_hash
@@ -146,6 +147,19 @@ def admission(config: Config) -> AdmissionSettings:
         selection=SelectionSettings(config.selection.j_max, tuple(Role(r) for r in config.selection.roles)),
         group_min=config.group.min,
         reward_range=config.group.reward_range, deviation_floor=config.group.deviation_floor, config_hash=config_hash(config),
+    )  # fmt: skip
+
+
+def scoring(launch: Launch, folder: StackFolder) -> ScoringSettings:
+    return scoring_of(launch.settings, folder.scratch / launch.run / "scoring")
+
+
+def scoring_of(config: Config, scratch: Path) -> ScoringSettings:
+    c = config.scoring
+    return ScoringSettings(
+        sources=sources(config), scratch=scratch, scorer=c.scorer, attempts=c.attempts, concurrent=c.concurrent,
+        weights=c.weights, bounds=(0.0, config.group.reward_range), sandboxed=config.runner.sandbox == "bubblewrap",
+        limits=limits(config),
     )  # fmt: skip
 
 

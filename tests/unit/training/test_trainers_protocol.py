@@ -103,7 +103,7 @@ class Bench:
         board, pen, replica, transfer, trainee = self._member("c0")
         self._core_follower = self.log.follow(CORE_TOPICS)
         optimizer = CountingOptimizer(replica)
-        publisher = Publisher(pen, replica, optimizer, transfer)
+        publisher = Publisher(pen, replica, optimizer, transfer, {})
         pen.write([CoreElected(core_epoch=1, holder="c0", cell="c0")])
         trainee.holds(0)
         publisher.export()
@@ -216,6 +216,7 @@ def test_a_sealed_buffer_whose_owner_died_is_computed_again(bench: Bench) -> Non
     bench.open_step()
     c1 = bench.satellites["c1"]
     bench.until(lambda: bool(bench.events(Sealed)), c1)
+    bench.transfers.remove(c1.transfer)  # type: ignore[attr-defined]
     c1.transfer.close()  # type: ignore[attr-defined]
     bench.until(lambda: bench.committed == 1, bench.move_core)
     assert bench.optimizer.sums == [ALL]

@@ -1,0 +1,1 @@
+"""Runnable task sets and configurations."""

@@ -1,0 +1,28 @@
+"""Free ports for the parts of a stack, outside of the range from which the system takes ports for outgoing connections."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+LOW, HIGH = 12_000, 30_000
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """`count` different ports that nobody has bound. Raises OSError where none can be found."""
+    found: list[int] = []
+    for port in random.sample(range(LOW, HIGH), 50 * count):
+        if len(found) == count:
+            return found
+        if _is_free(host, port):
+            found.append(port)
+    raise OSError(f"no {count} free ports between {LOW} and {HIGH} on {host}")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
