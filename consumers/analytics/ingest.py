@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 
 from consumers.analytics.schema import tables
 from consumers.analytics.settings import AnalyticsSettings
-from consumers.analytics.store import RUNS, Store
+from consumers.analytics.store import RUNS, RowsRefused, Store
 from gyre_engine.events import Recorded
+from gyre_engine.log.intake import DEAD_LETTERS, bury
 from gyre_engine.log.port import TOPICS, Follower, Log
 
 POLL_LIMIT = 2_000
+DELIVERY_SECONDS = 60.0
+"""How long the log may take to acknowledge a dead letter."""
 log = logging.getLogger(__name__)
 
 
@@ -62,7 +65,9 @@ class Ingest:
         self._follower: Follower = log_.follow(topics, start=start, reader="analytics")
         self._batches: dict[str, Batch] = {}
         self._budget = Budget(settings.share, at=clock())
+        self._log = log_
         self.inserted = 0
+        self.passed_over = 0
 
     def step(self) -> None:
         """Read what there is, for at most as long as a batch may wait, and insert what is due."""
@@ -99,9 +104,27 @@ class Ingest:
     def _insert(self, topic: str) -> None:
         began = time.process_time()
         for piece in pieces(self._batches.pop(topic).records, self._settings.flush_bytes):
-            self._store.insert(topic, piece)
-            self.inserted += len(piece)
+            self._insert_piece(topic, piece)
         self._budget.left -= time.process_time() - began
+
+    def _insert_piece(self, topic: str, records: list[Recorded]) -> None:
+        """Insert; where a row is refused, halve until it stands alone, and send it to the dead letters."""
+        try:
+            self._store.insert(topic, records)
+            self.inserted += len(records)
+        except RowsRefused as error:
+            if len(records) > 1:
+                middle = len(records) // 2
+                self._insert_piece(topic, records[:middle])
+                self._insert_piece(topic, records[middle:])
+            else:
+                self._pass_over(records[0], str(error))
+
+    def _pass_over(self, record: Recorded, reason: str) -> None:
+        self.passed_over += 1
+        log.error("analytics passes over %s, partition %d, offset %d: %s", record.topic, record.partition, record.offset, reason)
+        if record.topic != DEAD_LETTERS:
+            bury(self._log, record, "analytics", reason).result(DELIVERY_SECONDS)
 
     def flush(self) -> None:
         """Insert everything that waits."""

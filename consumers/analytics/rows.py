@@ -85,7 +85,20 @@ def _value(column: Column, value: Any) -> Any:
         return len(value)
     if column.form is Form.TIME:
         return timestamp(value) if value else None
-    return value if math.isfinite(value) else str(value)
+    return _finite(value)
+
+
+def _finite(value: Any) -> Any:
+    """The same with nan and inf as text, which ClickHouse reads and JSON can hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, tuple | list):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        return {f.name: _finite(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return value
 
 
 def _without_bulk(value: Any) -> Any:
@@ -93,9 +106,9 @@ def _without_bulk(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What orjson does not know: bytes become hex, arrays in an odd layout lists."""
+    """What orjson does not know: bytes become hex, arrays in an odd layout lists, anything else (of unknown fields) its text."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
     if isinstance(value, np.ndarray):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot stand in a row")
+    return str(value)

@@ -62,7 +62,8 @@ class Form(enum.Enum):
     SAME = "same"
     LENGTH = "length"
     TIME = "time"
-    FLOAT = "float"
+    FLOATS = "floats"
+    """A number, or numbers inside of something, that JSON may have no form for (nan, inf)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,8 @@ def _column(cls: type[Event], field: str, hint: Any) -> Column:
     if field.endswith("_at") and hint is int:
         return Column(name, "Nullable(DateTime64(6, 'UTC'))", field, Form.TIME)
     try:
-        return Column(name, column_type(hint), field, Form.FLOAT if hint is float else Form.SAME)
+        kind = column_type(hint)
+        return Column(name, kind, field, Form.FLOATS if "Float" in kind else Form.SAME)
     except SchemaError as error:
         raise SchemaError(f"{cls.__name__}.{field}: {error}") from error
 

@@ -7,6 +7,7 @@ promises  one insert is one block under the token `topic-partition:first-last...
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterable, Sequence
 
@@ -23,6 +24,16 @@ from gyre_engine.events import Recorded
 RUNS = "runs"
 log = logging.getLogger(__name__)
 logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())  # errors are raised, and told once
+
+
+ROWS_AT_FAULT = frozenset({6, 26, 27, 33, 38, 41, 53, 69, 70, 72, 117, 130, 131, 321, 349})
+"""Codes that say that a row cannot be read as the table's columns."""
+PASSING = frozenset({159, 160, 202, 209, 210, 241, 242, 252, 999})
+"""Codes that say that the server is busy, full or away."""
+
+
+class RowsRefused(ValueError):
+    """ClickHouse cannot read a row of this batch as the table's columns; the text is ClickHouse's."""
 
 
 class StoreUnavailable(RuntimeError):
@@ -55,21 +66,23 @@ class Store:
 
     def prepare(self) -> None:
         """Create what is missing, add columns that the code has and the tables lack, and bring every view up to date."""
+        have = self._columns()
         for table in tables().values():
-            self._client.command(table.create())
-            for name, kind in self._missing(table):
+            if table.raw_name not in have:
+                self._client.command(table.create())
+            for name, kind in _missing(table, have.get(table.raw_name)):
                 self._client.command(f"ALTER TABLE `{table.raw_name}` ADD COLUMN IF NOT EXISTS `{name}` {kind}")
             self._client.command(table.create_view())
         for statement in create_views():
             self._client.command(statement)
 
-    def _missing(self, table: Table) -> list[tuple[str, str]]:
+    def _columns(self) -> dict[str, set[str]]:
+        """The columns that each table has now."""
         found = self._client.query(
-            "SELECT name FROM system.columns WHERE database = {db:String} AND table = {table:String}",
-            parameters={"db": self._at.database, "table": table.raw_name},
+            "SELECT table, groupArray(name) FROM system.columns WHERE database = {db:String} GROUP BY table",
+            parameters={"db": self._at.database},
         )
-        have = {name for (name,) in found.result_rows}
-        return [(name, kind) for name, kind in table.definitions() if name not in have]
+        return {table: set(names) for table, names in found.result_rows}
 
     def positions(self, run: str, ends: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
         """The next offset to read, a partition: the table's own maximum + 1 (log-rules, 17). A log that ends before it is
@@ -89,7 +102,8 @@ class Store:
         return self._client.query(sql, parameters={"run": run}).result_rows
 
     def insert(self, topic: str, records: Sequence[Recorded]) -> None:
-        """Insert these events, each partition in order. Tries again, with the same token, until `retry_seconds` have passed."""
+        """Insert these events, each partition in order. Tries again, with the same token, until `retry_seconds` have passed.
+        Raises RowsRefused, or StoreUnavailable."""
         table, body = tables()[topic].raw_name, insert_body(records)
         settings = {"insert_deduplication_token": token(topic, records)}
         end = time.monotonic() + self._retry_seconds
@@ -99,20 +113,33 @@ class Store:
                 self._client.raw_insert(table, insert_block=body, fmt="JSONEachRow", settings=settings)
                 return
             except (ClickHouseError, OSError) as error:
-                if time.monotonic() + wait > end or not _is_passing(error):
-                    where = f"ClickHouse at {self._at.host}:{self._at.port}"
-                    raise StoreUnavailable(f"{where} did not take {len(records)} rows of {table}: {error}") from error
-                log.warning("ClickHouse at %s:%d is away, trying again: %s", self._at.host, self._at.port, type(error).__name__)
+                self._give_up_on(error, f"{len(records)} rows of {table}", past=time.monotonic() + wait > end)
             time.sleep(wait)
             wait = min(wait * 2, 5.0)
+
+    def _give_up_on(self, error: Exception, what: str, *, past: bool) -> None:
+        """Raise where trying again cannot help, or has gone on for too long."""
+        code = error_code(error)
+        if code in ROWS_AT_FAULT:
+            raise RowsRefused(f"{what}: {error}") from error
+        passing = code in PASSING or (code is None and isinstance(error, OperationalError | OSError))
+        where = f"ClickHouse at {self._at.host}:{self._at.port}"
+        if past or not passing:
+            raise StoreUnavailable(f"{where} did not take {what}: {error}") from error
+        log.warning("%s is away, trying again: %s", where, type(error).__name__)
 
     def close(self) -> None:
         self._client.close()
 
 
-def _is_passing(error: Exception) -> bool:
-    """Whether the same insert may succeed later: the server is away or busy, the rows are not at fault."""
-    return isinstance(error, OperationalError | OSError) or "code: 241" in str(error) or "code: 252" in str(error)
+def _missing(table: Table, have: set[str] | None) -> list[tuple[str, str]]:
+    return [] if have is None else [(name, kind) for name, kind in table.definitions() if name not in have]
+
+
+def error_code(error: Exception) -> int | None:
+    """ClickHouse's code of an error that a client raised, or None where no server spoke."""
+    match = re.search(r"\bcode: (\d+)", str(error), re.IGNORECASE)
+    return int(match[1]) if match else None
 
 
 def token(topic: str, records: Sequence[Recorded]) -> str:

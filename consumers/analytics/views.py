@@ -96,8 +96,8 @@ WITH
   marks AS (
     SELECT run, cell, at, offset, toString(role) AS role, took_us FROM cells WHERE type IN ('cell-started', 'role-changed')
     UNION ALL
-    SELECT run, cell, at - toIntervalMicrosecond(assumeNotNull(took_us)) AS at, offset - 1 AS offset, 'switching' AS role, took_us FROM cells
-    WHERE type = 'role-changed' AND took_us > 0)
+    SELECT run, cell, at - toIntervalMicrosecond(assumeNotNull(took_us)) AS at, offset - 1 AS offset, 'switching' AS role, took_us
+    FROM cells WHERE type = 'role-changed' AND took_us > 0)
 SELECT m.run AS run, assumeNotNull(m.cell) AS cell, m.role AS role, m.at AS at,
        leadInFrame(m.at, 1, greatest(l.until, m.at)) OVER (PARTITION BY m.run, m.cell ORDER BY m.at, m.offset
          ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS until,
@@ -194,23 +194,26 @@ WITH
   lives AS (
     SELECT run, execution, anyIf(group, type = 'dispatched') AS group, anyIf(index, type = 'dispatched') AS index,
            anyIf(attempt, type = 'dispatched') AS attempt, anyIf(query, type = 'dispatched') AS query,
-           anyIf(split, type = 'dispatched') AS split, anyIf(harness, type = 'dispatched') AS harness, anyIf(weight_version, type = 'dispatched') AS weight_version,
-           anyIf(evaluation, type = 'dispatched') AS evaluation,
+           anyIf(split, type = 'dispatched') AS split, anyIf(harness, type = 'dispatched') AS harness,
+           anyIf(weight_version, type = 'dispatched') AS weight_version, anyIf(evaluation, type = 'dispatched') AS evaluation,
            minIfOrNull(at, type = 'dispatched') AS dispatched_at, minIfOrNull(at, type = 'started') AS started_at,
            minIfOrNull(at, type IN ('finished', 'discarded')) AS ended_at,
            argMinIf(if(type = 'finished', toString(ending), concat('discarded: ', toString(reason))), (at, offset),
              type IN ('finished', 'discarded')) AS ending,
            anyIf(served_us, type = 'finished') / 1e6 AS served, anyIf(wall_us, type IN ('finished', 'discarded')) / 1e6 AS wall
     FROM executions GROUP BY run, execution),
-  calls AS (SELECT run, execution, count() AS calls, sum(output_tokens) AS sampled_tokens, max(prompt_tokens + output_tokens) AS longest_context
-            FROM model_calls WHERE type = 'model-call' GROUP BY run, execution),
+  calls AS (SELECT run, execution, count() AS calls, sum(output_tokens) AS sampled_tokens,
+            max(prompt_tokens + output_tokens) AS longest_context FROM model_calls WHERE type = 'model-call' GROUP BY run, execution),
   tools AS (SELECT run, execution, count() AS tool_calls FROM tool_events WHERE type = 'tool-called' GROUP BY run, execution),
-  scored AS (SELECT run, execution, argMin(reward, (at, offset)) AS reward FROM scores WHERE type = 'scored' GROUP BY run, execution),
+  scored AS (SELECT run, execution, argMin(reward, (at, offset)) AS reward FROM scores
+             WHERE type = 'scored' GROUP BY run, execution),
   admitted AS (SELECT run, e.execution AS execution, toNullable(any(e.advantage)) AS advantage,
-               toNullable(any(e.trained_tokens)) AS trained_tokens FROM trajectories ARRAY JOIN executions AS e WHERE trains GROUP BY run, execution)
+               toNullable(any(e.trained_tokens)) AS trained_tokens FROM trajectories ARRAY JOIN executions AS e
+               WHERE trains GROUP BY run, execution)
 SELECT l.run AS run, l.execution AS execution, l.group AS group, l.index AS index, l.attempt AS attempt, l.query AS query,
-       l.split AS split, l.harness AS harness, l.weight_version AS weight_version, l.evaluation AS evaluation, l.dispatched_at AS dispatched_at,
-       l.started_at AS started_at, l.ended_at AS ended_at, l.ending AS ending, l.served AS served, l.wall AS wall, c.calls AS calls,
+       l.split AS split, l.harness AS harness, l.weight_version AS weight_version, l.evaluation AS evaluation,
+       l.dispatched_at AS dispatched_at, l.started_at AS started_at, l.ended_at AS ended_at, l.ending AS ending,
+       l.served AS served, l.wall AS wall, c.calls AS calls,
        c.sampled_tokens AS sampled_tokens, c.longest_context AS longest_context, t.tool_calls AS tool_calls, s.reward AS reward,
        a.advantage AS advantage, a.trained_tokens AS trained_tokens
 FROM lives AS l
