@@ -128,6 +128,7 @@ def _system() -> tuple[str, ...]:
             options += ["--symlink", os.readlink(folder), str(folder)]
         elif folder.exists():
             options += ["--ro-bind", str(folder), str(folder)]
+    options += ["--perms", "0755", "--dir", "/etc"]
     for name in _ETC:
         if os.path.exists(f"/etc/{name}"):
             options += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
