@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from gyre_engine.events import Recorded
 from gyre_engine.log.intake import bury
-from gyre_engine.log.port import Follower, Log, OnDeadLetter
+from gyre_engine.log.port import Follower, Log, LogUnavailable, OnDeadLetter, UnknownTopic
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ class ConsumerSettings:
     commit_seconds: float = 1.0
     lag_seconds: float = 5.0
     """How old the lag in the health may be."""
+    away_seconds: float = 120.0
+    """How long the log may be away before the consumer gives up; until then it handles what it has and waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Consumer(ABC):
         self._stop = threading.Event()
         self._handled: dict[tuple[str, int], int] = {}
         self._health = Health(self.name, False, 0, 0, 0, 0)
+        self._commit_at = self._measure_at = 0.0
+        self._away_since: float | None = None
 
     @abstractmethod
     def handle(self, record: Recorded) -> None:
@@ -106,7 +110,7 @@ class Consumer(ABC):
 
     def run(self) -> None:
         """Follow until `stop`. Raises HandlingFailed; what stands before the failed event is committed."""
-        follower = self.log.follow(self.topics, group=self.name, on_dead_letter=self.on_dead_letter())
+        follower = self._begin()
         self._handled = {}
         self._update(running=True)
         try:
@@ -118,21 +122,49 @@ class Consumer(ABC):
         finally:
             self._close(follower)
 
+    def _begin(self) -> Follower:
+        while True:
+            try:
+                follower = self.log.follow(self.topics, group=self.name, on_dead_letter=self.on_dead_letter())
+            except LogUnavailable as error:
+                self._bear(error)
+                if self._stop.wait(0.2):
+                    raise
+            else:
+                self._away_since = None
+                return follower
+
     def _follow(self, follower: Follower) -> None:
-        committed = measured = time.monotonic()
         while not self._stop.is_set():
             records = follower.poll(self.settings.poll_seconds, self.settings.batch)
             if records:
                 self._handle_all(records)
             self.idle()
             self._handled = follower.positions()
-            now = time.monotonic()
-            if now - committed >= self.settings.commit_seconds:
-                follower.commit()
-                committed = now
-            if now - measured >= self.settings.lag_seconds:
-                self._update(lag=follower.lag(), dead_lettered=follower.dead_lettered)
-                measured = now
+            try:
+                self._keep_house(follower, time.monotonic())
+            except LogUnavailable as error:
+                self._bear(error)
+
+    def _keep_house(self, follower: Follower, now: float) -> None:
+        if now >= self._commit_at:
+            follower.commit()
+            self._commit_at = now + self.settings.commit_seconds
+        if now >= self._measure_at:
+            self._update(lag=follower.lag(), dead_lettered=follower.dead_lettered)
+            self._measure_at = now + self.settings.lag_seconds
+        self._away_since = None
+
+    def _bear(self, error: LogUnavailable) -> None:
+        """Put up with a log that is away, for as long as the settings say."""
+        if isinstance(error, UnknownTopic):
+            raise error
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            log.warning("%s waits up to %g s for the log: %s", self.name, self.settings.away_seconds, error)
+        if now - self._away_since > self.settings.away_seconds:
+            raise error
 
     def _handle_all(self, records: Sequence[Recorded]) -> None:
         with self._naming(records[0], len(records)):

@@ -18,6 +18,8 @@ from gyre_engine.log.settings import KafkaSettings, client_properties
 
 T = TypeVar("T")
 _PAUSE = 0.1
+_PATIENCE = 2.0
+"""Seconds in which a topic that was just declared may come to be known to the broker that is asked."""
 TRANSIENT = frozenset(
     {
         KafkaError._TRANSPORT,
@@ -114,14 +116,18 @@ class Places:
         return [int(answers[place].result(left).offset) for place in places]
 
     def _learn(self, topics: Sequence[str]) -> None:
-        known = self.ask("which topics it has", lambda left: self._admin.list_topics(timeout=left).topics)
-        for topic in topics:
-            name = self.name(topic)
-            if name not in known or known[name].error is not None:
-                raise UnknownTopic(
-                    f"the log at {self.settings.bootstrap_servers} has no topic {name}: is {self.run!r} the right run?"
-                )
-            self._partitions[topic] = len(known[name].partitions)
+        until = time.monotonic() + min(_PATIENCE, self.settings.request_timeout_s)
+        names = {topic: self.name(topic) for topic in topics}
+        while True:
+            known = self.ask("which topics it has", lambda left: self._admin.list_topics(timeout=left).topics)
+            missing = [name for name in names.values() if name not in known or known[name].error is not None]
+            if not missing:
+                break
+            if time.monotonic() > until:
+                where = self.settings.bootstrap_servers
+                raise UnknownTopic(f"the log at {where} has no topic {missing[0]}: is {self.run!r} the right run?")
+            time.sleep(_PAUSE)
+        self._partitions.update({topic: len(known[name].partitions) for topic, name in names.items()})
 
 
 def _reason(error: KafkaException | TimeoutError) -> tuple[int, str]:

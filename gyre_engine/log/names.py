@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 from gyre_engine.events import Event
 from gyre_engine.log.port import SINGLE_PARTITION
 
 RUNS = "runs"
 """The one topic of all runs. It is compacted, so its null values are tombstones and no bad events."""
+
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+def require_word(what: str, name: str) -> None:
+    """Raise ValueError where a run or a prefix is no plain word: a dot in it would make two runs' topics look alike."""
+    if not _WORD.fullmatch(name):
+        raise ValueError(f"{what} {name!r}: use letters, digits, - and _ (at most 100), no dots")
 
 
 def full_name(prefix: str, run: str, topic: str) -> str:

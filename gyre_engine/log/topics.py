@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from gyre_engine.log.names import RUNS, full_name, partitions_of
+from gyre_engine.log.names import RUNS, full_name, partitions_of, require_word
 from gyre_engine.log.port import TOPICS, LogUnavailable
 from gyre_engine.log.presence import client_log
 from gyre_engine.log.settings import KafkaSettings, client_properties
@@ -47,6 +48,8 @@ def topic_config(settings: KafkaSettings, topic: str) -> dict[str, str]:
 
 def ensure_topics(settings: KafkaSettings, run: str) -> dict[str, int]:
     """Declare the topics of a run that are not there yet; the partition count of each. Raises TopicMismatch, LogUnavailable."""
+    require_word("run", run)
+    require_word("kafka.prefix", settings.prefix)
     client = admin(settings)
     names = {full_name(settings.prefix, run, topic): topic for topic in (*TOPICS, RUNS)}
     known = _partitions(client, settings)
@@ -61,6 +64,7 @@ def ensure_topics(settings: KafkaSettings, run: str) -> dict[str, int]:
 
 def delete_run(settings: KafkaSettings, run: str) -> list[str]:
     """Delete every topic of a run, those of its streams as well; their names. `runs.forget_run` takes it off the list."""
+    require_word("run", run)
     client = admin(settings)
     own = [name for name in _partitions(client, settings) if name.startswith(f"{settings.prefix}.{run}.")]
     if own:
@@ -86,6 +90,17 @@ def _partitions(client: AdminClient, settings: KafkaSettings) -> dict[str, int]:
             f"no Kafka answers at {settings.bootstrap_servers} within {settings.request_timeout_s:g} s ({error.args[0].str()})"
         ) from error
     return {name: len(topic.partitions) for name, topic in topics.items()}
+
+
+def _wait_until_known(client: AdminClient, settings: KafkaSettings, names: Collection[str]) -> None:
+    """A declared topic is known to the brokers a little later."""
+    until = time.monotonic() + settings.request_timeout_s
+    while missing := sorted(set(names) - set(_partitions(client, settings))):
+        if time.monotonic() > until:
+            raise LogUnavailable(
+                f"{settings.bootstrap_servers} does not know {missing[0]} yet, {settings.request_timeout_s:g} s on"
+            )
+        time.sleep(0.05)
 
 
 def _require_same(settings: KafkaSettings, names: Mapping[str, str], known: Mapping[str, int]) -> None:

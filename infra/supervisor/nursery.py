@@ -42,6 +42,7 @@ class Nursery:
     def __init__(self, modules: Sequence[str], log_file: Path) -> None:
         ours, theirs = socket.socketpair()
         self.link = ours
+        self._modules = tuple(modules)
         self.ready = False
         self.load_seconds = 0.0
         self.threads = 0
@@ -75,8 +76,15 @@ class Nursery:
         except OSError:
             self.process.poll()
 
-    def hear(self) -> None:
-        """Take in what the preloader said. Call when `link` is readable."""
+    def words(self) -> str:
+        """How the import went, for the log."""
+        return f"imported {', '.join(self._modules)} in {self.load_seconds:.1f} s" + (
+            f"; it has {self.threads} threads, which forks do not copy" if self.threads > 1 else ""
+        )
+
+    def hear(self) -> bool:
+        """Take in what the preloader said. Call when `link` is readable. Whether it has just become ready."""
+        was_ready = self.ready
         try:
             data = self.link.recv(65536)
         except OSError:
@@ -84,6 +92,7 @@ class Nursery:
         self._answers.feed(data)
         for message in self._answers:
             self._note(message)
+        return self.ready and not was_ready
 
     def lost(self) -> int | None:
         """The preloader's exit status where it is gone; its children are then marked as killed, as the kernel has done."""

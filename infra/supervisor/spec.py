@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgpack
+
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
@@ -50,6 +52,10 @@ class ProcessSpec:
             raise ValueError(f"process {self.name!r}: give either target or argv")
         if self.heavy and not self.target:
             raise ValueError(f"process {self.name!r}: a heavy process needs a target")
+        try:
+            msgpack.packb(dict(self.args))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"process {self.name!r}: args take plain values only: {error}") from error
 
 
 class State(StrEnum):
@@ -80,7 +86,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorEvent:
-    """Something happened to a process: `started`, `ended`, `restarting`, `gave-up`, `stopped`."""
+    """Something happened to a process: `started`, `ended`, `restarting`, `gave-up`, `stopped`; `ready`: the preloader has imported."""
 
     kind: str
     name: str

@@ -192,8 +192,8 @@ class Supervisor:
             for key, _ in selector.select(seconds):
                 if key.fileobj is self._wake_out:
                     self._wake_out.recv(4096)
-                elif self._nursery is not None:
-                    self._nursery.hear()
+                elif self._nursery is not None and self._nursery.hear():
+                    self._say("ready", self._nursery_policy, self._nursery.words())
 
     def _take_orders(self) -> None:
         with self._mutex:

@@ -46,6 +46,14 @@ def transaction(log: KafkaLog, numbers: range, *, commit: bool) -> None:
     producer.commit_transaction(20) if commit else producer.abort_transaction(20)
 
 
+def ends_at(log: KafkaLog, end: int) -> None:
+    """Wait until `commands` ends there: the markers of a transaction are written a little after its end is answered."""
+    limit = time.monotonic() + 20
+    while log.ends(["commands"]) != {("commands", 0): end}:
+        assert time.monotonic() < limit, log.ends(["commands"])
+        time.sleep(0.01)
+
+
 def numbers(records: list[Recorded]) -> list[int]:
     return [r.event.number for r in records if isinstance(r.event, RunOver)]
 
@@ -56,16 +64,21 @@ def test_readers_get_past_aborted_transactions(kafka_log: KafkaLog) -> None:
     transaction(kafka_log, range(10, 11), commit=True)
     transaction(kafka_log, range(20, 30), commit=False)
     # 10 + abort marker + 1 + commit marker + 10 + abort marker
-    assert kafka_log.ends(["commands"]) == {("commands", 0): 24}
+    ends_at(kafka_log, 24)
     follower = kafka_log.follow(["commands"], group="g")
     got: list[Recorded] = []
     while not follower.at_end():
         got += follower.poll(1.0)
     assert numbers(got) == [10] and follower.lag() == 0
+    transaction(kafka_log, range(30, 32), commit=False)
+    ends_at(kafka_log, 27)
+    follower.mark_end()
+    while not follower.at_end():
+        assert follower.poll(1.0) == []
     follower.commit()
     follower.close()
     again = kafka_log.follow(["commands"], group="g")
-    assert again.positions() == {("commands", 0): 24} and again.lag() == 0
+    assert again.positions() == {("commands", 0): 27} and again.lag() == 0
     again.close()
     assert numbers(list(kafka_log.read("commands"))) == [10]
 
@@ -76,6 +89,7 @@ def test_a_replay_over_a_range_with_holes_ends(open_log: Open, start: int, end: 
     transaction(log, range(10), commit=False)
     transaction(log, range(10, 11), commit=True)
     transaction(log, range(20, 30), commit=False)
+    ends_at(log, 24)
     read = log.read("commands", start={("commands", 0): start}, end={("commands", 0): end})
     assert numbers(list(read)) == expected
 
@@ -118,6 +132,12 @@ def _continuity(value: str) -> Any:
     from gyre_engine.events.calls import Continuity
 
     return Continuity(value)
+
+
+def test_a_run_is_a_plain_word(kafka_settings: KafkaSettings) -> None:
+    for name in ("a.b", "", "a/b"):
+        with pytest.raises(ValueError, match="run .*use letters, digits"):
+            ensure_topics(kafka_settings, name)
 
 
 def test_a_run_without_topics_is_named(broker: Broker) -> None:

@@ -263,3 +263,8 @@ def test_two_folders_hold_two_stacks(tmp_path: Path) -> None:
     one.stop()
     assert two.statuses()[0].state is State.RUNNING
     two.stop()
+
+
+def test_arguments_are_plain_values() -> None:
+    with pytest.raises(ValueError, match="process 'p': args take plain values only"):
+        ProcessSpec("p", target="m:f", args={"path": Path("/")})

@@ -13,7 +13,8 @@ from gyre_engine.events import Recorded
 from gyre_engine.events.cells import RunOver
 from gyre_engine.events.training import DeadLetter
 from gyre_engine.log.consumer import Consumer, ConsumerSettings, HandlingFailed
-from gyre_engine.log.memory import MemoryLog
+from gyre_engine.log.memory import MemoryFollower, MemoryLog
+from gyre_engine.log.port import LogUnavailable
 
 SETTINGS = ConsumerSettings(batch=4, poll_seconds=0.01, commit_seconds=0.0, lag_seconds=0.0)
 
@@ -118,3 +119,28 @@ def test_an_event_that_is_bad_in_itself_can_be_buried() -> None:
         "numbers",
         "makes no sense",
     )
+
+
+class Forgetful(MemoryLog):
+    """A log whose groups cannot be reached the first `failures` times."""
+
+    failures = 3
+
+    def follow(self, *topics: object, **how: object) -> MemoryFollower:  # type: ignore[override]
+        if self.failures:
+            self.failures -= 1
+            raise LogUnavailable("away")
+        return super().follow(*topics, **how)  # type: ignore[arg-type]
+
+
+def test_a_log_that_is_away_is_waited_for_within_a_limit() -> None:
+    log = Forgetful()
+    log.append_all([RunOver(epoch=1, number=n, reason="") for n in range(3)])
+    results: list[int] = []
+    Numbers(log, results, set(), 2).run()
+    assert results == [0, 1, 2]
+    log.failures = 1_000_000
+    impatient = Numbers(log, results, set(), 2)
+    impatient.settings = ConsumerSettings(away_seconds=0.0)
+    with pytest.raises(LogUnavailable, match="away"):
+        impatient.run()
