@@ -50,7 +50,7 @@ class Publisher:
         descriptor = self._transfer.register(region)
         self._kept.append((descriptor, region))
         ids = np.array(probe, dtype=np.int32)
-        logprobs = self._replica.logprobs(ids) if len(ids) > 1 else np.zeros(0, dtype=np.float32)
+        logprobs = self._replica.logprobs(ids, temperature=1.0) if len(ids) > 1 else np.zeros(0, dtype=np.float32)
         self._pen.write(
             [
                 Published(

@@ -104,13 +104,16 @@ class MegatronReplica:
         """See the port. On a GPU: a copy on the host."""
         return self.parameters.gradients.cpu().numpy()
 
-    def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    def logprobs(self, ids: NDArray[np.int32], *, temperature: float | None = None) -> NDArray[np.float32]:
         """See the port."""
         count = len(ids)
         with torch.no_grad():
             hidden = self._hidden(ids, np.arange(count), np.full(count, count, dtype=np.int32))
             current, _ = likelihoods(
-                self._model.logits, hidden[:-1], self._tensor(ids[1:], torch.int64), self.options.temperature
+                self._model.logits,
+                hidden[:-1],
+                self._tensor(ids[1:], torch.int64),
+                self.options.temperature if temperature is None else temperature,
             )
         return current.float().cpu().numpy()
 

@@ -135,8 +135,9 @@ class TrainingReplica(Protocol):
     def gradient_buffer(self) -> NDArray[np.float32]:
         """The one flat buffer of gradient sums, same layout in every replica of a model; the live memory on a CPU."""
 
-    def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """float32[n - 1]: log-probability of ids[1:], each given what stands before it; no gradient (the gap probe)."""
+    def logprobs(self, ids: NDArray[np.int32], *, temperature: float | None = None) -> NDArray[np.float32]:
+        """float32[n - 1]: log-probability of ids[1:], each given what stands before it, at `temperature` (None: the run's);
+        no gradient. The gap probe asks for 1, as engines score prompts unscaled."""
 
     def export(self) -> bytes:
         """The weights as a Hugging Face safetensors image, fp32, names sorted: equal weights give equal bytes."""

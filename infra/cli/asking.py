@@ -14,6 +14,8 @@ def ask(folder: StackFolder, sql: str, form: str | None) -> int:
     state = read_state(folder.root)
     launch = Launch.load(folder) if folder.launch.exists() else None
     running = state is not None and state.running
+    if state is not None and running and state.facts.get("clickhouse_url"):
+        return query(reader_address(str(state.facts["clickhouse_url"])), sql, form)
     if launch is not None and launch.clickhouse_url and (running or launch.settings.clickhouse.url):
         return query(reader_address(launch.clickhouse_url), sql, form)
     if not folder.clickhouse.exists():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import NoReturn, ParamSpec, TypeVar
 
+from consumers.scoring.loading import ScorerError
 from gyre_engine.config import ConfigError
 from gyre_engine.log import LogUnavailable, UnreadableEvent
 from gyre_engine.log.brokers import TooFewReplicas
@@ -32,6 +33,7 @@ EXPECTED = (
     NotReady,
     ProcessGaveUp,
     SandboxUnavailable,
+    ScorerError,
     StackRunning,
     TaskError,
     TopicMismatch,

@@ -5,6 +5,7 @@ promises  exit status 0 only when a command did what was asked; errors are one l
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -126,6 +127,63 @@ def trees(
 
     with attach(run) as attached, attached.log() as log:
         draw_tree(log, execution, Console())
+
+
+@app.command()
+@plainly
+def score(
+    scorer: Annotated[str, typer.Argument(help="MODULE:CLASS of the scorer.")],
+    run: Annotated[str, typer.Option(help="A run's name, or latest.")] = "latest",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+) -> None:
+    """Run a scorer of yours over a run's history, in a consumer group of its own."""
+    from infra.cli.attach import attach
+    from infra.cli.judging import score as judge
+
+    sys.path.insert(0, str(Path.cwd()))
+    with attach(run) as attached:
+        print(judge(attached, scorer, StackFolder.here(), follow=follow))
+
+
+@app.command("eval")
+@plainly
+def evaluate(
+    what: Annotated[str, typer.Argument(help="RUN@STEP, or a model folder.")],
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "val",
+    config: Annotated[Path | None, typer.Option(help="For a model folder: the experiment that says how.")] = None,
+    tasks: Annotated[int, typer.Option(help="Tasks; 0: all of the split.")] = 0,
+    samples: Annotated[int, typer.Option(help="Executions a task.")] = 1,
+) -> None:
+    """Evaluate a checkpoint or a model; nothing is trained."""
+    from infra.cli.judging import evaluate as measure
+
+    console = Console()
+    report = measure(what, config, split, tasks, samples, StackFolder.here(), console)
+    interval = f"[{report.low:.4f}, {report.high:.4f}]"
+    console.print(f"{what} on {split}: {report.mean:.4f} {interval}, {report.episodes} episodes", highlight=False, markup=False)
+
+
+@app.command()
+@plainly
+def doctor(tasks: Annotated[Path | None, typer.Option(help="A folder of task directories to check.")] = None) -> None:
+    """What is missing on this machine, and the remedy."""
+    from infra.cli.doctor import examine
+
+    found = examine(tasks)
+    for each in found:
+        print(f"{'WRONG' if each.wrong else 'ok':6}{each.what:9}{each.text}")
+    raise typer.Exit(int(any(each.wrong for each in found)))
+
+
+@app.command()
+@plainly
+def up() -> None:
+    """Start this folder's broker and ClickHouse, and keep them up until Ctrl-C or `gyre stop`."""
+    from infra.cli.running import quiet_logging
+    from infra.stack.standing import stand
+
+    quiet_logging(True)
+    stand(StackFolder.here())
 
 
 @app.command()

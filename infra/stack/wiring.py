@@ -86,7 +86,7 @@ def agent(launch: Launch, folder: StackFolder, position: int, incarnation: str) 
         cell=name, position=position, incarnation=incarnation, engine=config.cells.engine,
         engine_url=launch.engine_urls[position], capacity=config.cells.capacity, model_path=config.model.path,
         scratch=str(folder.scratch / launch.run / name), mu=config.batch.mu, last_step=config.run.steps,
-        temperature=config.sampling.temperature, secret=folder.secret(),
+        secret=folder.secret(),
     )  # fmt: skip
 
 

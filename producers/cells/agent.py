@@ -40,7 +40,6 @@ class AgentSettings:
     scratch: str
     mu: int
     last_step: int
-    temperature: float
     secret: bytes = field(default=b"", repr=False)
     start_limit_s: float = 180.0
     health_s: float = 5.0
@@ -176,7 +175,7 @@ class CellAgent:
         ids = published.probe_ids
         if len(ids) < 2 or len(published.probe_logprobs) != len(ids) - 1:
             return
-        scores = await self._engine.score([int(i) for i in ids], temperature=self._settings.temperature)
+        scores = await self._engine.score([int(i) for i in ids])
         gaps = [abs(a - float(b)) for a, b in zip(scores, published.probe_logprobs, strict=True)]
         await self._say(
             ProbeGap(

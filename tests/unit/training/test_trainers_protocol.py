@@ -50,7 +50,7 @@ class CountingReplica:
     def gradient_buffer(self) -> NDArray[np.float32]:
         return self._buffer
 
-    def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    def logprobs(self, ids: NDArray[np.int32], *, temperature: float | None = None) -> NDArray[np.float32]:
         return np.zeros(len(ids) - 1, dtype=np.float32)
 
     def export(self) -> bytes:
