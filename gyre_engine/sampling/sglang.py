@@ -20,6 +20,7 @@ import httpx
 import numpy as np
 import orjson
 
+from gyre_engine.sampling.kv import KvTicket
 from gyre_engine.sampling.port import (
     Chunk,
     ContextTooLong,
@@ -38,6 +39,7 @@ Json = dict[str, Any]
 CONNECT_SECONDS = 5.0
 CONTROL_SECONDS = 60.0
 LOAD_SECONDS = 600.0
+MESSAGE_CHARACTERS = 500  # SGLang may repeat a whole prompt in an error
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class SGLangEngine:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(CONTROL_SECONDS, connect=CONNECT_SECONDS, pool=None)
         self._url = url
-        self._client = httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False)
+        self._client = httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False, headers=_JSON)
         self._patience = httpx.Timeout(silence, connect=CONNECT_SECONDS, pool=None)
         self._paused = False
         self._seen = _Seen()
@@ -146,6 +148,20 @@ class SGLangEngine:
             raise MismatchedOutput("score", len(ids), len(scores))
         return tuple(float(triple[0]) for triple in scores[1:])
 
+    async def export_kv(self, input_ids: Sequence[int], *, lease: float) -> KvTicket | None:
+        """Have the engine keep what is cached of these ids readable for `lease` seconds; None where nothing is. Not SGLang itself."""
+        answer = await self._post("/kv_export", {"input_ids": [int(token) for token in input_ids], "lease": lease})
+        return KvTicket.from_fields(answer["ticket"]) if answer["ticket"] else None
+
+    async def import_kv(self, input_ids: Sequence[int], ticket: KvTicket) -> int:
+        """Have the engine read and cache what a ticket names; how many tokens it took: none under weights of another version."""
+        answer = await self._post("/kv_import", {"input_ids": [int(token) for token in input_ids], "ticket": ticket.to_fields()})
+        return int(answer["tokens"])
+
+    async def release_kv(self, ticket: KvTicket) -> None:
+        """Free what an export keeps."""
+        await self._post("/kv_release", {"ticket": ticket.to_fields()})
+
     async def stats(self) -> EngineStats:
         """See InferenceEngine. Of SGLang itself the totals are what this client saw."""
         info = await self._get("/server_info")
@@ -200,7 +216,7 @@ class SGLangEngine:
     async def _exchange(self, path: str, body: Json, seconds: float) -> tuple[int, Json]:
         timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS, pool=None)
         try:
-            response = await self._client.post(path, content=orjson.dumps(body), headers=_JSON, timeout=timeout)
+            response = await self._client.post(path, content=orjson.dumps(body), timeout=timeout)
         except httpx.HTTPError as error:
             raise self._lost(error) from error
         return response.status_code, _parsed(response.content)
@@ -287,4 +303,4 @@ def _code(event: Json) -> int:
 
 def _message(answer: Json) -> str:
     detail = answer.get("error", answer)
-    return str(detail.get("message", detail) if isinstance(detail, dict) else detail)
+    return str(detail.get("message", detail) if isinstance(detail, dict) else detail)[:MESSAGE_CHARACTERS]

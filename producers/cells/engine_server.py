@@ -22,6 +22,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gyre_engine.sampling.port import Completion, GenerateRequest, InferenceEngine
+from gyre_engine.transfer.tcp import TcpTransfer
+from producers.cells.engine_kv import KvDesk
 from producers.cells.engine_wire import (
     Json,
     parse_generate,
@@ -39,8 +41,12 @@ EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache
 SHUTDOWN_SECONDS = 2
 
 
-def engine_app(engine: InferenceEngine, *, paused: bool = False) -> Starlette:
-    """The ASGI application around an engine, which it closes at its end. `paused`: it serves only after a resume."""
+def engine_app(engine: InferenceEngine, *, paused: bool = False, kv: KvDesk | None = None) -> Starlette:
+    """The ASGI application around an engine, which it closes at its end.
+
+    paused:  it serves only after a resume
+    kv:      exports and imports KV, where the engine can
+    """
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -62,7 +68,8 @@ def engine_app(engine: InferenceEngine, *, paused: bool = False) -> Starlette:
         return endpoint
 
     routes = [Route("/generate", _guarded(generate), methods=["POST"])]
-    for path, handler in _controls(engine).items():
+    moves = {"/kv_export": kv.export, "/kv_import": kv.take, "/kv_release": kv.release} if kv else {}
+    for path, handler in {**_controls(engine), **moves}.items():
         routes.append(Route(path, _guarded(posted(handler)), methods=["POST", "GET"]))
     return Starlette(routes=routes, lifespan=lifespan)
 
@@ -77,21 +84,24 @@ def run_engine_server(
     max_batch: int = 64,
     max_context: int | None = None,
     paused: bool = False,
+    kv_secret: bytes | None = None,
 ) -> None:
     """Serve the native engine until SIGTERM: the whole life of a forked process.
 
-    paused: it takes requests only after a resume, so that nobody samples with weights that it should not have.
+    paused:     it takes requests only after a resume, so that nobody samples with weights that it should not have
+    kv_secret:  opens /kv_export, /kv_import and /kv_release, whose bytes go over a TCP transfer that shares this secret with its peers
     """
     from gyre_engine.sampling.native import NativeEngine  # only this process pays for torch
 
     engine = NativeEngine(folder, version, kv_capacity=kv_capacity, max_batch=max_batch, max_context=max_context)
-    serve(engine, host, port, paused=paused)
+    kv = KvDesk(engine, TcpTransfer(host, secret=kv_secret)) if kv_secret else None
+    serve(engine, host, port, paused=paused, kv=kv)
 
 
-def serve(engine: InferenceEngine, host: str, port: int, *, paused: bool = False) -> None:
+def serve(engine: InferenceEngine, host: str, port: int, *, paused: bool = False, kv: KvDesk | None = None) -> None:
     """Serve any engine until SIGTERM."""
     uvicorn.run(
-        engine_app(engine, paused=paused),
+        engine_app(engine, paused=paused, kv=kv),
         host=host,
         port=port,
         log_level="warning",

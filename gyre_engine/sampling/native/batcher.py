@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from gyre_engine.sampling.kv import KvPages
 from gyre_engine.sampling.native.model import Model
 from gyre_engine.sampling.native.prefix import PrefixCache
 from gyre_engine.sampling.native.sampler import Plan, sample, uniforms
@@ -110,6 +111,22 @@ class Batcher:
             logprobs = self.model.logits(hidden).log_softmax(dim=-1)
             scores += logprobs.gather(1, torch.tensor(ids[start + 1 : end + 1])[:, None])[:, 0].tolist()
         return scores
+
+    def export(self, ids: list[int]) -> KvPages:
+        """A copy of what the cache holds of a prefix."""
+        slot = Slots(self.shape, 1, max(1, len(ids))).of(0)
+        length = self.cache.fill(ids, slot)
+        return KvPages(self.version, slot[:, :, :, :length].contiguous().numpy())
+
+    def take(self, ids: list[int], pages: KvPages) -> int:
+        """Cache what another engine computed for the first of these ids, under the same weights."""
+        tokens = pages.tokens
+        if pages.data.shape != (self.shape.layers, 2, self.shape.kv_heads, tokens, self.shape.head_dim) or tokens > len(ids):
+            raise ValueError(f"KV of shape {pages.data.shape} does not fit this model and {len(ids)} ids: export it for them")
+        if pages.weight_version != self.version:
+            return 0
+        self.cache.store(ids[:tokens], torch.from_numpy(pages.data), max(0, self.limits.kv_capacity - self._live()))
+        return tokens
 
     def stats(self, *, paused: bool) -> EngineStats:
         """Counts as they stand."""

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import torch
 
+from gyre_engine.sampling.kv import KvPages
 from gyre_engine.sampling.native.batcher import Batcher, Limits
 from gyre_engine.sampling.native.sampler import request_key
 from gyre_engine.sampling.native.sequence import Sequence as Running
@@ -120,6 +121,16 @@ class NativeEngine:
         if len(ids) > self._limits.max_context:
             raise ContextTooLong(len(ids), self._limits.max_context + 1)
         return tuple(await self._ask(lambda: self._batcher.score(ids)))
+
+    async def export_kv(self, input_ids: Sequence[int]) -> KvPages:
+        """See KvHolder."""
+        ids = [int(token) for token in input_ids]
+        return await self._ask(lambda: self._batcher.export(ids))
+
+    async def import_kv(self, input_ids: Sequence[int], pages: KvPages) -> int:
+        """See KvHolder. Raises ValueError for KV of another shape."""
+        ids = [int(token) for token in input_ids]
+        return await self._ask(lambda: self._batcher.take(ids, pages))
 
     async def stats(self) -> EngineStats:
         """See InferenceEngine."""

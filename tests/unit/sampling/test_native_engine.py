@@ -16,7 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from gyre_engine.sampling import EngineFailed, EngineNotServing, GenerateRequest, SamplingParams, UnknownModel, WeightsUnreadable, complete
+from gyre_engine.sampling import (
+    EngineFailed,
+    EngineNotServing,
+    GenerateRequest,
+    SamplingParams,
+    UnknownModel,
+    WeightsUnreadable,
+    complete,
+)
 from gyre_engine.sampling.native import NativeEngine
 from gyre_engine.sampling.native.fresh import write_fresh_model
 from gyre_engine.sampling.native.shape import ModelShape, read_shape

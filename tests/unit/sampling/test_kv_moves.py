@@ -1,0 +1,98 @@
+"""KV that moves from one engine's server to another's, over a transfer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from gyre_engine.sampling import EngineFailed, FinishReason, GenerateRequest, SamplingParams, complete
+from gyre_engine.sampling.native import NativeEngine
+from gyre_engine.sampling.sglang import SGLangEngine
+from gyre_engine.transfer.tcp import TcpTransfer
+from producers.cells.engine_kv import KvDesk
+from producers.cells.engine_server import engine_app
+
+SECRET = b"shared by the cells of one run.."
+PROMPT = [(5 * i * i + i) % 96 for i in range(150)]
+
+
+@asynccontextmanager
+async def cell(folder: Path, version: str) -> AsyncIterator[SGLangEngine]:
+    """An engine's server with its transfer, and a client of it."""
+    engine, transfer = NativeEngine(folder, version), TcpTransfer(secret=SECRET)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        app = engine_app(engine, kv=KvDesk(engine, transfer))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        client = SGLangEngine(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        try:
+            yield client
+        finally:
+            await client.close()
+            server.should_exit = True
+            await task
+            transfer.close()
+
+
+@pytest.fixture
+async def cells(folder: Path, other_folder: Path) -> AsyncIterator[tuple[SGLangEngine, SGLangEngine, SGLangEngine]]:
+    """Two cells of version v7, one of v8."""
+    async with AsyncExitStack() as stack:
+        source = await stack.enter_async_context(cell(folder, "v7"))
+        target = await stack.enter_async_context(cell(folder, "v7"))
+        newer = await stack.enter_async_context(cell(other_folder, "v8"))
+        yield source, target, newer
+
+
+async def test_a_call_moves_with_its_kv_and_only_the_last_token_is_computed(
+    cells: tuple[SGLangEngine, SGLangEngine, SGLangEngine],
+) -> None:
+    source, target, _ = cells
+    chunks = source.generate(GenerateRequest("moving", PROMPT, SamplingParams(max_tokens=340, seed=1)))
+    ids = list((await anext(chunks)).output_ids)
+    await source.abort("moving")
+    async for chunk in chunks:
+        ids += chunk.output_ids
+        reason = chunk.finish_reason
+    assert reason is FinishReason.ABORT
+    history = PROMPT + ids
+    ticket = await source.export_kv(history, lease=60)
+    assert ticket is not None
+    assert (ticket.tokens, ticket.weight_version) == (len(history) - 1, "v7")
+    assert await target.import_kv(history, ticket) == len(history) - 1
+    await source.release_kv(ticket)
+    answer = await complete(target, GenerateRequest("moved", history, SamplingParams(max_tokens=10, seed=1)))
+    assert answer.cached_tokens == len(history) - 1
+    assert (await target.stats()).prefill_tokens == 0
+    scores = await source.score([*history, *answer.output_ids])
+    assert answer.logprobs == pytest.approx(scores[-10:], abs=2e-5)
+
+
+async def test_kv_of_other_weights_is_not_taken(cells: tuple[SGLangEngine, SGLangEngine, SGLangEngine]) -> None:
+    source, _, newer = cells
+    await complete(source, GenerateRequest("old", PROMPT, SamplingParams(max_tokens=2)))
+    ticket = await source.export_kv(PROMPT, lease=60)
+    assert ticket is not None
+    assert await newer.import_kv(PROMPT, ticket) == 0
+    assert (await complete(newer, GenerateRequest("new", PROMPT, SamplingParams(max_tokens=2)))).cached_tokens == 0
+
+
+async def test_what_is_not_cached_gives_no_ticket_and_what_was_released_cannot_be_read(
+    cells: tuple[SGLangEngine, SGLangEngine, SGLangEngine],
+) -> None:
+    source, target, _ = cells
+    assert await source.export_kv(PROMPT, lease=60) is None
+    await complete(source, GenerateRequest("x", PROMPT, SamplingParams(max_tokens=2)))
+    ticket = await source.export_kv(PROMPT, lease=60)
+    assert ticket is not None
+    await source.release_kv(ticket)
+    with pytest.raises(EngineFailed, match="registration|lost|key"):
+        await target.import_kv(PROMPT, ticket)
