@@ -24,7 +24,9 @@ def works(isolation: Isolation) -> bool:
 
 try:
     sandbox_available()
-    OFFERED = [i for i in (Isolation.ROOT, Isolation.USER_NAMESPACE) if (i is not Isolation.ROOT or os.geteuid() == 0) and works(i)]
+    OFFERED = [
+        i for i in (Isolation.ROOT, Isolation.USER_NAMESPACE) if (i is not Isolation.ROOT or os.geteuid() == 0) and works(i)
+    ]
 except SandboxUnavailable as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
@@ -55,7 +57,11 @@ async def python(work: Path, isolation: Isolation, code: str, limits: Limits | N
 
 
 async def test_only_the_workspace_and_tmp_can_be_written(work: Path, isolation: Isolation) -> None:
-    exit = await run(work, isolation, "touch /app/a /tmp/b && for f in /usr/x /etc/x /x /root/x /bin/x; do touch $f 2>/dev/null && echo $f; done; :")
+    exit = await run(
+        work,
+        isolation,
+        "touch /app/a /tmp/b && for f in /usr/x /etc/x /x /root/x /bin/x; do touch $f 2>/dev/null && echo $f; done; :",
+    )
     assert (exit.code, exit.output, exit.came_up) == (0, b"", True)
     assert (work / "a").exists() and not Path("/tmp/b").exists()
 
@@ -97,7 +103,9 @@ for address in (("127.0.0.1", {port}), ("1.1.1.1", 80)):
 
 
 async def test_rights_are_gone(work: Path, isolation: Isolation) -> None:
-    exit = await run(work, isolation, "grep -E 'CapEff|NoNewPrivs' /proc/self/status; mount -t tmpfs x /app 2>/dev/null && echo mounted; :")
+    exit = await run(
+        work, isolation, "grep -E 'CapEff|NoNewPrivs' /proc/self/status; mount -t tmpfs x /app 2>/dev/null && echo mounted; :"
+    )
     assert exit.output.split() == [b"CapEff:", b"0000000000000000", b"NoNewPrivs:", b"1"]
 
 
@@ -138,14 +146,18 @@ print(n)
 
 
 async def test_output_is_cut_in_its_middle(work: Path, isolation: Isolation) -> None:
-    exit = await run(work, isolation, "echo first; head -c 500000 /dev/zero | tr '\\0' x; echo; echo last", Limits(output_bytes=1000))
+    exit = await run(
+        work, isolation, "echo first; head -c 500000 /dev/zero | tr '\\0' x; echo; echo last", Limits(output_bytes=1000)
+    )
     assert exit.cut and len(exit.output) <= 1000
     assert exit.output.startswith(b"first") and exit.output.endswith(b"last\n")
 
 
 async def test_killing_it_ends_all_that_it_started(work: Path, isolation: Isolation) -> None:
     sandbox = Sandbox("/app", (Mount(work, "/app", writable=True),))
-    script = "(setsid sh -c 'while :; do date +%s%N > beat; done') & sh -c 'until [ -s beat ]; do :; done'; echo up > up; sleep 60"
+    script = (
+        "(setsid sh -c 'while :; do date +%s%N > beat; done') & sh -c 'until [ -s beat ]; do :; done'; echo up > up; sleep 60"
+    )
     running = spawn(sandbox, ["/bin/sh", "-c", script], isolation)
     async with asyncio.timeout(20):
         while not (work / "up").exists():

@@ -32,7 +32,9 @@ except SandboxUnavailable as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
 
-def finished_work(log: MemoryLog, folder: Path, files: dict[str, str], *, ending: Ending = Ending.COMPLETED, name: str = "g0.0.0") -> None:
+def finished_work(
+    log: MemoryLog, folder: Path, files: dict[str, str], *, ending: Ending = Ending.COMPLETED, name: str = "g0.0.0"
+) -> None:
     """Puts a finished execution of the task `one` on the log whose agent left `files` (paths from /; a value `-> X` is a link)."""
     root = folder / f"left-{name}"
     prepare(read_task(folder / "tasks" / "one"), root)
@@ -69,7 +71,9 @@ async def scored(log: MemoryLog, folder: Path, **settings: object) -> list[Score
     return [r.event for r in log.read("scores")]  # type: ignore[misc]
 
 
-async def one_score(tmp_path: Path, test: str, files: dict[str, str] | None = None, **settings: object) -> Scored | EvaluationFailed:
+async def one_score(
+    tmp_path: Path, test: str, files: dict[str, str] | None = None, **settings: object
+) -> Scored | EvaluationFailed:
     write_task(tmp_path / "tasks" / "one", test=test)
     log = MemoryLog()
     finished_work(log, tmp_path, {"app/answer.txt": "42"} if files is None else files)
@@ -114,7 +118,7 @@ async def test_a_verifier_that_fails_is_tried_again_and_counted_once(tmp_path: P
         (": >/logs/verifier/reward.txt", "does not hold a number"),
         ("echo nan >/logs/verifier/reward.txt", "not between 0 and 1"),
         ("echo 7 >/logs/verifier/reward.txt", "not between 0 and 1"),
-        ("echo '{\"a\": 1, \"b\": 0}' >/logs/verifier/reward.json", "set reward.weights"),
+        ('echo \'{"a": 1, "b": 0}\' >/logs/verifier/reward.json', "set reward.weights"),
         ("echo '[1]' >/logs/verifier/reward.json", "must be an object"),
         ("ln -s /etc/passwd /logs/verifier/reward.txt", "plain file"),
         ("rmdir /logs/verifier && ln -s /app /logs/verifier && echo 1 >/app/reward.txt", "log folder"),
@@ -141,7 +145,7 @@ async def test_several_rewards_are_weighted(tmp_path: Path) -> None:
     """0.75 x 1 + 0.25 x 0.5 = 0.875."""
     event = await one_score(
         tmp_path,
-        "#!/bin/sh\necho '{\"tests\": 1, \"style\": 0.5}' >/logs/verifier/reward.json\n",
+        '#!/bin/sh\necho \'{"tests": 1, "style": 0.5}\' >/logs/verifier/reward.json\n',
         weights={"tests": 0.75, "style": 0.25},
     )
     assert isinstance(event, Scored)
