@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from gyre_engine.transfer.tcp import TcpTransfer
-
 from gyre_engine.log import Log
 from gyre_engine.sampling.sglang import SGLangEngine
+from gyre_engine.transfer.tcp import TcpTransfer
 from producers.cells.agent import AgentSettings, CellAgent
 
 

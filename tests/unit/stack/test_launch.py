@@ -1,0 +1,44 @@
+"""What processes are told: whole, and without secrets where others could read them."""
+
+import stat
+from pathlib import Path
+
+from gyre_engine.config import Config, with_overrides
+from infra.stack.launch import Launch, launch_config
+from infra.stack.layout import StackFolder
+from infra.stack.ports import free_ports
+
+
+def launch(config: Config) -> Launch:
+    return Launch(
+        run="r", config=launch_config(config), bootstrap_servers="127.0.0.1:1", prefix="gyre", partitions=4, replication=1,
+        proxy_url="http://127.0.0.1:2", engine_urls=("http://127.0.0.1:3",), clickhouse_url="",
+    )  # fmt: skip
+
+
+def test_a_launch_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    folder = StackFolder(tmp_path)
+    made = launch(with_overrides(Config(), ["run.steps=7"]))
+    made.save(folder, {})
+    assert Launch.load(folder) == made
+    assert Launch.load(folder).settings.run.steps == 7
+
+
+def test_passwords_reach_every_client_and_stand_only_in_a_private_file(tmp_path: Path) -> None:
+    folder = StackFolder(tmp_path)
+    secret = {"sasl.password": "hunter2", "security.protocol": "SASL_SSL"}
+    config = with_overrides(Config(), ["kafka.librdkafka={'sasl.password' = 'hunter2', 'security.protocol' = 'SASL_SSL'}"])
+    launch(config).save(folder, secret)
+    assert dict(Launch.load(folder).kafka(folder).extra) == secret
+    assert "hunter2" not in folder.launch.read_text()
+    assert stat.S_IMODE((tmp_path / "librdkafka.json").stat().st_mode) == 0o600
+
+
+def test_the_stacks_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+    folder = StackFolder(tmp_path / "new")
+    assert folder.secret() == folder.secret()
+    assert stat.S_IMODE((tmp_path / "new" / "secret").stat().st_mode) == 0o600
+
+
+def test_ports_are_different() -> None:
+    assert len(set(free_ports(20))) == 20
