@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from consumers.analytics.ingest import Ingest
-from consumers.analytics.settings import DATABASE, WRITER, Address, AnalyticsSettings, address
+from consumers.analytics.settings import DATABASE, WRITER, Address, AnalyticsSettings, address, url_file
 from consumers.analytics.store import Store
 from gyre_engine.log.port import Log
 
@@ -31,9 +31,17 @@ def run(settings: AnalyticsSettings, log_: Log, stop: threading.Event | None = N
         store = Store(at, retry_seconds=settings.insert_retry_seconds)
         try:
             store.prepare()
+            _announce(settings, at)
             _ingest(Ingest(log_, store, settings), stopping)
         finally:
             store.close()
+
+
+def _announce(settings: AnalyticsSettings, at: Address) -> None:
+    """Say where the embedded server answers, for `gyre sql` and the like: readers need no password."""
+    if settings.url is None and settings.path is not None:
+        url_file(settings.path).write_text(f"http://{at.host}:{at.port}\n")
+    log.info("ClickHouse answers at http://%s:%d", at.host, at.port)
 
 
 def _ingest(ingest: Ingest, stopping: threading.Event) -> None:
@@ -61,6 +69,7 @@ def serving(settings: AnalyticsSettings) -> Iterator[Address]:
     engine = EngineSettings(settings.path, settings.database)
     with Embedded(engine, Users(settings.password or None), host=settings.host, port=settings.port) as embedded:
         yield Address(embedded.host, embedded.port, False, WRITER, settings.password, settings.database)
+    url_file(settings.path).unlink(missing_ok=True)
 
 
 def _on_signals() -> threading.Event:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
+import httpx
 import orjson
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
@@ -21,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from consumers.analytics.embedded.statement import format_clause
-from consumers.analytics.settings import DATABASE, Address, address
+from consumers.analytics.settings import DATABASE, Address, address, url_file
 from consumers.analytics.store import connect
 
 READER = "reader"
@@ -87,6 +88,21 @@ def embedded(path: Path) -> Iterator[Address]:
         raise FileNotFoundError(f"there is no ClickHouse folder at {path}: run something first (gyre run EXP.toml)")
     with Embedded(EngineSettings(path), Users(None)) as server:
         yield reader_address(server.url)
+
+
+def running(path: Path) -> str | None:
+    """Where the process that owns the folder answers, or None where none does."""
+    try:
+        url = url_file(path).read_text().strip()
+        return url if httpx.get(f"{url}/ping", timeout=5).status_code == 200 else None
+    except (OSError, httpx.HTTPError):
+        return None
+
+
+def ask(path: Path, sql: str, form: str | None = None, output: Output | None = None) -> int:
+    """`query` at the stack that runs on this folder, or else `embedded_query`."""
+    url = running(path)
+    return query(reader_address(url), sql, form, output) if url else embedded_query(path, sql, form, output)
 
 
 def embedded_query(path: Path, sql: str, form: str | None = None, output: Output | None = None) -> int:

@@ -12,7 +12,8 @@ WRITER = "writer"
 
 @dataclass(frozen=True, slots=True)
 class AnalyticsSettings:
-    """`url` names a ClickHouse server of yours; without one this process owns chDB at `path` and serves it on `host:port`.
+    """`url` names a ClickHouse server of yours; without one this process owns chDB at `path` and serves it on `host:port`
+    (0: a free port; `query.running` finds it).
 
     `password` is the writer's; a user and a password in `url` take precedence. `flush_seconds`: how long an event may wait for
     others to share its insert. `share`: the part of one core that inserting may take; waits grow where it would take more, up to
@@ -22,7 +23,7 @@ class AnalyticsSettings:
     path: Path | None = None
     url: str | None = None
     host: str = "127.0.0.1"
-    port: int = 8123
+    port: int = 0
     database: str = DATABASE
     password: str = field(default="", repr=False)
     flush_seconds: float = 0.5
@@ -31,6 +32,11 @@ class AnalyticsSettings:
     flush_bytes: int = 32 << 20
     share: float = 0.08
     insert_retry_seconds: float = 60.0
+
+
+def url_file(path: Path) -> Path:
+    """The file in which the owner of a folder says where it answers."""
+    return path.with_name(path.name + ".url")
 
 
 @dataclass(frozen=True, slots=True)

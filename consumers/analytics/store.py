@@ -86,9 +86,10 @@ class Store:
 
     def positions(self, run: str, ends: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
         """The next offset to read, a partition: the table's own maximum + 1 (log-rules, 17). A log that ends before it is
-        another log under the same name, and is read from its beginning."""
+        another log under the same name, and is read from its beginning; so is always the short list of runs, which is compacted
+        and may come from several logs."""
         start: dict[tuple[str, int], int] = {}
-        for topic in {topic for topic, _ in ends}:
+        for topic in {topic for topic, _ in ends} - {RUNS}:
             for partition, following in self._maxima(topic, run):
                 end = ends.get((topic, partition))
                 if end is not None and following <= end:
@@ -96,9 +97,8 @@ class Store:
         return start
 
     def _maxima(self, topic: str, run: str) -> Iterable[Sequence[int]]:
-        where = "" if topic == RUNS else "WHERE run = {run:String}"
         table = tables()[topic].raw_name
-        sql = f"SELECT partition, max(offset) + 1 FROM `{table}` {where} GROUP BY partition"  # noqa: S608 - a name of our own
+        sql = f"SELECT partition, max(offset) + 1 FROM `{table}` WHERE run = {{run:String}} GROUP BY partition"  # noqa: S608 - a name of our own
         return self._client.query(sql, parameters={"run": run}).result_rows
 
     def insert(self, topic: str, records: Sequence[Recorded]) -> None:
@@ -143,9 +143,12 @@ def error_code(error: Exception) -> int | None:
 
 
 def token(topic: str, records: Sequence[Recorded]) -> str:
-    """The name of a batch: its topic, and its first and last offset in each partition."""
+    """The name of a batch: its topic, its first and last offset in each partition, and its first event (another log under the same
+    name has other events at these offsets)."""
     ranges: dict[int, tuple[int, int]] = {}
     for record in records:
         first, _ = ranges.get(record.partition, (record.offset, 0))
         ranges[record.partition] = (first, record.offset)
-    return "-".join([records[0].run, topic, *(f"{p}:{first}-{last}" for p, (first, last) in sorted(ranges.items()))])
+    return "-".join(
+        [records[0].run, topic, *(f"{p}:{first}-{last}" for p, (first, last) in sorted(ranges.items())), records[0].id]
+    )

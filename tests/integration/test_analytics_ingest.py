@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from consumers.analytics.ingest import Ingest
 from consumers.analytics.process import serving
+from consumers.analytics.query import running
 from consumers.analytics.schema import tables
 from consumers.analytics.settings import AnalyticsSettings
 from consumers.analytics.store import RowsRefused, Store, StoreUnavailable
@@ -306,25 +307,26 @@ def start_child(folder):
 
 def test_the_process_serves_ingests_and_stops_with_everything_inserted(kafka_log, tmp_path):
     """On a real log: events become rows while it runs; what comes just before the stop is inserted before it ends."""
-    path, port = tmp_path / "data", free_port()
-    settings = AnalyticsSettings(path=path, port=port, password="p", flush_seconds=0.1)
+    path = tmp_path / "data"
     code = f"""
 from pathlib import Path
 from consumers.analytics.process import run
+from consumers.analytics.query import running
 from consumers.analytics.schema import tables
 from consumers.analytics.settings import AnalyticsSettings
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.settings import KafkaSettings
-settings = AnalyticsSettings(path=Path({str(path)!r}), port={port}, password="p", flush_seconds=0.1)
+settings = AnalyticsSettings(path=Path({str(path)!r}), password="p", flush_seconds=0.1)
 run(settings, KafkaLog(KafkaSettings({kafka_log.settings.bootstrap_servers!r}, partitions=2), {kafka_log.run!r}))
 """
     child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     try:
         kafka_log.append_all([call(n) for n in range(30)])
-        await_rows(settings, child, 30)
+        await_rows(path, child, 30)
         kafka_log.append_all([call(n) for n in range(30, 50)])
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 0
+        assert running(path) is None
     finally:
         child.kill()
     again = subprocess.run(
@@ -337,23 +339,15 @@ run(settings, KafkaLog(KafkaSettings({kafka_log.settings.bootstrap_servers!r}, p
     assert json.loads(again.stdout) == 50
 
 
-def await_rows(settings, child, count):
+def await_rows(path, child, count):
     """Until that many rows are there; the test's own time limit bounds it."""
     gate = threading.Event()
     while child.poll() is None:
         try:
-            url = f"http://{settings.host}:{settings.port}"
-            if httpx.post(url, content="SELECT count() FROM model_calls").text.strip() == str(count):
+            url = running(path)
+            if url and httpx.post(url, content="SELECT count() FROM model_calls").text.strip() == str(count):
                 return
         except httpx.TransportError:
             pass
         gate.wait(0.1)
     raise AssertionError(f"analytics ended with {child.returncode}")
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

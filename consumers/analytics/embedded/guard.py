@@ -19,7 +19,7 @@ from consumers.analytics.embedded.statement import names, tokens
 
 _FUNCTION = re.compile(r"^\s*Function (\S+)", re.MULTILINE)
 _CURLY = re.compile(rb"\xe2\x80[\x98\x99\x9c\x9d]")
-_WRITER_CONTROLS = (b"SET", b"USE", b"KILL")
+_WRITER_CONTROLS = (b"SET", b"USE", b"KILL", b"ALTER", b"EXCHANGE")
 
 
 class Kind(Enum):
