@@ -75,16 +75,22 @@ def steady(system_text: str) -> str:
 
 def link(chain: bytes, message: Message) -> bytes:
     """The chain of a history that goes on with `message`."""
-    return hashlib.blake2b(chain + canonical(message), digest_size=16).digest()
+    digest = hashlib.blake2b(chain, digest_size=16)
+    digest.update(canonical(message))
+    return digest.digest()
 
 
-def links(tools: bytes, messages: Sequence[Message]) -> list[bytes]:
-    """The chain after each message; `tools` is a digest of the offered tools, where every chain begins."""
-    found, chain = [], hashlib.blake2b(tools, digest_size=16).digest()
+def begin(tools: bytes) -> bytes:
+    """Where every chain with these tools begins; `tools`: the offered tools as bytes that do not depend on the order of keys."""
+    return hashlib.blake2b(tools, digest_size=16).digest()
+
+
+def links(chain: bytes, messages: Sequence[Message]) -> list[bytes]:
+    """The chain after each message that follows what `chain` stands for."""
+    found = []
     for message in messages:
-        digest = hashlib.blake2b(chain, digest_size=16)
-        digest.update(canonical(message))
-        found.append(chain := digest.digest())
+        chain = link(chain, message)
+        found.append(chain)
     return found
 
 

@@ -49,7 +49,7 @@ class _Endpoints:
                 body = await request.body()
             except ClientDisconnect:
                 return Response(status_code=499)
-            ask = dialect.parse(body)
+            ask = dialect.parse(body, self._service.histories.last(execution))
             call = await self._service.open_call(execution, ask)
             quiet_s = self._service.settings.quiet_s
             return Reply(call, dialect, ask.model, stream=ask.stream, usage=ask.usage_in_stream, quiet_s=quiet_s)

@@ -20,7 +20,7 @@ from gyre_engine.events.executions import ToolReturned
 from gyre_engine.sampling.port import SamplingParams
 from gyre_engine.trees.conversation import Author
 from producers.proxy.call import SHOWN, Call, Desk
-from producers.proxy.exchange import Ask, execution_over, too_long, unavailable, unknown_model
+from producers.proxy.exchange import Ask, Histories, execution_over, too_long, unavailable, unknown_model
 from producers.proxy.execution import Execution, prompt_for
 from producers.proxy.generation import Job
 from producers.proxy.settings import ProxySettings
@@ -41,11 +41,13 @@ class Closed:
 
 
 class Service:
-    """State: an `Execution` each that is open, the counts of each closed one (~200 bytes), the newest attempt at each place."""
+    """State: an `Execution` each that is open, the counts of each closed one (~200 bytes), the newest attempt at each place,
+    and the last history of each execution within a budget of bytes."""
 
     def __init__(self, settings: ProxySettings, desk: Desk) -> None:
         self.settings = settings
         self.desk = desk
+        self.histories = Histories()
         self.executions: dict[str, Execution] = {}
         self.closed: dict[str, Closed] = {}
         self._over: set[str] = set()
@@ -153,6 +155,7 @@ class Service:
         job = Job(execution.id, rid, prompt.ids, params, settings.context_limit, settings.wait_limit_s)
         call = Call(self.desk, execution, ask, prompt, job)
         execution.keep(ask.digest, call)
+        self.histories.keep(execution.id, ask.history)
         call.task = self._spawn(call.run())
         return call
 
@@ -195,6 +198,7 @@ class Service:
         counts = Closed(execution.held_us, execution.calls, execution.tokens)
         self.closed[execution.id] = counts
         self.executions.pop(execution.id, None)
+        self.histories.forget(execution.id)
         self._closings.pop(execution.id, None)
         self.desk.router.forget(execution.id)
         self.desk.outbox.forget(execution.id)

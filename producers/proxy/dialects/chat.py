@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from gyre_engine.events.calls import Finish
-from gyre_engine.trees.conversation import Author, Message, ToolCall, links
-from producers.proxy.exchange import Answer, Ask, Channel, Piece, ProxyError, Usage, malformed
+from gyre_engine.trees.conversation import Author, Message, ToolCall, begin, links
+from producers.proxy.exchange import Answer, Ask, Channel, History, Piece, ProxyError, Usage, malformed
 
 DIALECT = "chat"
 
@@ -32,8 +32,8 @@ _FINISH = {Finish.STOP: "stop", Finish.TOOL_CALLS: "tool_calls", Finish.LENGTH: 
 _HEAD = {"object": "chat.completion.chunk"}
 
 
-def parse(body: bytes) -> Ask:
-    """The request in `body`. Raises ProxyError (400) naming the field."""
+def parse(body: bytes, last: History | None = None) -> Ask:
+    """The request in `body`; `last` is what its execution said before. Raises ProxyError (400) naming the field."""
     fields = load(body)
     if not isinstance(fields.get("model"), str):
         raise malformed("you must provide a model parameter", "model")
@@ -42,20 +42,29 @@ def parse(body: bytes) -> Ask:
         raise malformed("messages must be a list of at least one message", "messages")
     if fields.get("n") not in (None, 1):
         raise malformed("n must be 1: ask several times instead", "n")
-    tools = _tools(fields.get("tools"))
     options = fields.get("stream_options")
-    parsed = [_message(message, index) for index, message in enumerate(messages)]
     return Ask(
         dialect=DIALECT,
         model=fields["model"],
-        messages=parsed,
-        chains=links(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS), parsed),
-        tools=tools,
+        history=_history(fields.get("tools"), messages, last, len(body)),
         max_tokens=_limit(fields),
         stream=bool(fields.get("stream")),
         usage_in_stream=isinstance(options, dict) and bool(options.get("include_usage")),
         notes=tuple(f"{name} ignored" for name in _IGNORED if fields.get(name) not in (None, [], False, "auto")),
     )
+
+
+def _history(raw_tools: Any, raw: list[Any], last: History | None, nbytes: int) -> History:
+    """The history, of which only what `last` does not hold is parsed and hashed."""
+    known = last.shared(raw_tools, raw) if last is not None else 0
+    if last is None or not known:
+        tools = _tools(raw_tools)
+        messages = [_message(message, index) for index, message in enumerate(raw)]
+        chains = links(begin(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS)), messages)
+        return History(raw_tools, raw, tools, messages, chains, nbytes)
+    new = [_message(message, known + index) for index, message in enumerate(raw[known:])]
+    chains = [*last.chains[:known], *links(last.chains[known - 1], new)]
+    return History(last.raw_tools, [*last.raw[:known], *raw[known:]], last.tools, [*last.messages[:known], *new], chains, nbytes)
 
 
 def load(body: bytes) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 from typing import Any
 
+import orjson
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from gyre_engine.events.calls import Continuity, ExecutionClosed, ModelCall
 from gyre_engine.sampling.scripted import Script
 from gyre_engine.trees.facts import facts_of
 from gyre_engine.trees.tree import TrajectoryTree
+from producers.proxy.dialects import chat
+from producers.proxy.exchange import Histories, History
 from producers.proxy.rendering import Rendering
 from tests.unit.proxy.conftest import BASH, MakeStack, Stack, tool, tool_call, user
 
@@ -121,3 +124,28 @@ async def test_c06_a_nonce_in_the_system_text_changes_no_parent(stack: Stack) ->
     first, second = stack.calls()
     assert second.parent == first.call and first.shape == second.shape
     assert sum(call.parent is None for call in stack.calls()) == 1
+
+
+@given(first=st.integers(0, 8), second=st.integers(0, 8), edit=st.integers(0, 8), other_tools=st.booleans())
+def test_a_history_read_with_the_last_one_is_as_read_alone(first: int, second: int, edit: int, other_tools: bool) -> None:
+    def body(count: int, tools: list[Any], marked: int | None) -> bytes:
+        messages = [user("x" if at == marked else f"m{at}") for at in range(count + 1)]
+        return orjson.dumps({"model": "policy", "messages": messages, "tools": tools})
+
+    last = chat.parse(body(first, [BASH], None)).history
+    new = body(second, [] if other_tools else [BASH], edit)
+    alone, after = chat.parse(new), chat.parse(new, last)
+    assert (alone.chains, alone.messages, alone.tools, alone.digest) == (after.chains, after.messages, after.tools, after.digest)
+    assert after.history.raw == alone.history.raw
+
+
+def test_histories_are_bounded_and_a_side_call_does_not_displace_a_long_one() -> None:
+    def history(nbytes: int) -> History:
+        return History(None, [], [], [], [], nbytes)
+
+    histories, long = Histories(budget=100), history(60)
+    histories.keep("a", long)
+    histories.keep("a", history(10))
+    assert histories.last("a") is long
+    histories.keep("b", history(50))
+    assert histories.last("a") is None and histories.last("b") is not None
