@@ -1,8 +1,9 @@
 """The Faust app of one run: an agent a derivation, over the records as they stand.
 
-Faust consumes, shares out partitions and keeps positions; the fold, the outputs and the acknowledgements are the
-driver's. The agents take records with `noack` and acknowledge by hand, since Faust acknowledges an event whose handler
-raised and so loses it: an error here ends the process before anything is acknowledged.
+Faust consumes, shares out partitions and keeps positions; the fold, the outputs and the acknowledgements are the driver's. The
+agents take records with `noack` and acknowledge by hand, since Faust acknowledges an event whose handler raised and so loses it: an
+error here ends the process before anything is acknowledged. Faust reads uncommitted records too; nobody writes to event topics
+inside transactions.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import faust
 
 from gyre_engine.log.intake import Raw
 from gyre_engine.log.names import full_name, partitions_of
+from streams.derivation import Position
 from streams.driver import Driver, Stop
 from streams.settings import StreamsSettings
 
@@ -66,11 +68,20 @@ def _add_agent(app: faust.App, settings: StreamsSettings, driver: Driver, stop: 
                 stop(f"{derivation.name} cannot go on:\n{traceback.format_exc()}")
 
     async def settle() -> None:
-        await driver.keep_settling()
+        try:
+            await driver.keep_settling()
+        except Exception:
+            stop(f"{derivation.name} cannot go on:\n{traceback.format_exc()}")
 
     app.agent(source, name=derivation.name, concurrency=1)(follow)
     settle.__name__ = f"settle {derivation.name}"
     app.task(settle)
+
+
+def assigned_to(app: faust.App, settings: StreamsSettings) -> set[Position]:
+    """The partitions that this worker has now, under their topics' short names."""
+    prefix = f"{settings.kafka.prefix}.{settings.run}."
+    return {(topic.removeprefix(prefix), partition) for topic, partition in app.consumer.assignment()}
 
 
 def record_of(message: Any, names: dict[str, str]) -> Raw:

@@ -16,8 +16,9 @@ import sys
 from collections.abc import Sequence
 
 from gyre_engine.log.kafka import KafkaLog
+from gyre_engine.log.port import LogUnavailable
 from streams.admission import AdmissionStream
-from streams.app import build_app
+from streams.app import assigned_to, build_app
 from streams.derivation import Derivation
 from streams.driver import Driver, Stop
 from streams.settings import StreamsSettings
@@ -33,6 +34,8 @@ def run(settings: StreamsSettings) -> None:
     to = KafkaLog(settings.kafka, settings.run)
     try:
         asyncio.run(serve(settings, to, derivations(settings), end_process))
+    except LogUnavailable as error:
+        end_process(str(error))
     finally:
         to.close()
 
@@ -61,8 +64,9 @@ async def serve(settings: StreamsSettings, to: KafkaLog, chosen: Sequence[Deriva
     app.finalize()
     await app.start()
     log.info("streams of %s: %s", settings.run, ", ".join(settings.derivations))
-    guard = asyncio.create_task(watch(to, drivers, settings.stall_s, stop))
-    await over.wait()
+    guard = asyncio.create_task(watch(to, drivers, lambda: assigned_to(app, settings), settings.stall_s, stop))
+    if await app.wait_for_stopped(asyncio.ensure_future(over.wait())):
+        stop(f"the Faust worker {settings.app_id} ended by itself: {app.crash_reason!r}")
     guard.cancel()
     for driver in drivers:
         await driver.drain()
