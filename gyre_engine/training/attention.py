@@ -1,6 +1,7 @@
 """Ancestor attention: Megatron's core attention for packed trees.
 
 The attention mask is `end`, int32[n] on the CPU: a plain tensor, so that activation recomputation can carry it.
+On the CPU torch's fused kernel is as fast as blocked matrix products written by hand, and holds no probabilities.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def write(url: str, checkpoint: Checkpoint) -> str:
-    """Write `checkpoint` below `url`; its folder. Writing the same again is nothing; other bytes raise CheckpointError."""
+    """Write `checkpoint` below `url`; its folder. The same again is no write; other bytes raise CheckpointError."""
     store, root = _store(url)
     folder = _folder(root, checkpoint.step)
     contents = {**checkpoint.files, _WEIGHTS: checkpoint.weights, _OPTIMIZER: checkpoint.optimizer}

@@ -118,7 +118,12 @@ class ReplicaOptions:
 
 
 class TrainingReplica(Protocol):
-    """A full copy of the policy that adds gradients (method.md, 3)."""
+    """A full copy of the policy that adds gradients (method.md, 3).
+
+    version:  weight version held, -1 before any. `load` sets it; the core sets it after an update in place.
+    """
+
+    version: int
 
     version: int
     """Of the weights it holds; the core sets it after its own update."""
