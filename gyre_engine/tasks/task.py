@@ -113,7 +113,7 @@ def _text(folder: Path, name: str, remedy: str) -> str:
         raise TaskError(f"{folder} has no {name}: {remedy}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"cannot read {folder}/{name}: {error}") from error
-    if not text.strip():
+    if not text.strip() and name != "task.toml":  # all of it has defaults
         raise TaskError(f"{folder}/{name} is empty: {remedy}")
     return text
 

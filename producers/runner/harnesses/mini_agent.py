@@ -253,7 +253,7 @@ def write_tool(config: dict[str, Any], arguments: dict[str, Any]) -> tuple[str, 
     if not isinstance(path, str) or not isinstance(content, str) or not path:
         return "error: write needs a path and a content", True
     here = os.path.realpath(".")
-    target = os.path.realpath(path)
+    target = "" if "\0" in path else os.path.realpath(path)
     if not target.startswith(here.rstrip("/") + "/"):
         return f"error: {cut(path, 80)} is outside of the workspace", True
     try:
