@@ -45,6 +45,9 @@ class _Endpoints:
 
         async def endpoint(request: Request) -> Response:
             execution = self._execution(request)
+            limit = self._service.settings.body_limit
+            if int(request.headers.get("content-length") or 0) > limit:
+                raise ProxyError(413, "request_too_large", f"the body is larger than {limit} bytes")
             try:
                 body = await request.body()
             except ClientDisconnect:

@@ -23,7 +23,7 @@ from gyre_engine.events.calls import InputSpan, Provenance
 from gyre_engine.trees.conversation import Author, Message, steady
 from producers.proxy.tokens import ChatTokenizer
 
-TAIL = 4096
+TAIL = 512
 """How many of a prompt's last tokens a bridge and a parser are shown; they look for the last header in it."""
 _READ_THE_TAIL_ONLY = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"})
 """Renderers whose bridge was compared on tails and on whole prompts; the others are shown the whole prompt."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -61,11 +62,14 @@ class Service:
         if self.settings.models.get(ask.model, self.settings.models.get("*")) is None:
             raise unknown_model(ask.model, sorted(self.settings.models))
         self._admit(execution_id)
+        arrived = time.monotonic_ns()
         await self.desk.outbox.ready(self.settings.wait_limit_s)
+        held_us = (time.monotonic_ns() - arrived) // 1000
         execution = self._execution(self._admit(execution_id))
         call = execution.joinable(ask.digest)
         if call is None:
             call = self._call(execution, ask)
+            call.sampled.held_us = held_us
             self.counts["calls"] += 1
         else:
             self.counts["joined"] += 1

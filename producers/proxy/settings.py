@@ -29,6 +29,7 @@ class ProxySettings:
     context_limit: tokens of prompt and answer together
     wait_limit_s:  the longest wait for a cell, an engine or the log, until a retryable error
     quiet_s:       a stream is opened after this long without a token, and kept alive at this pace
+    body_limit:    bytes of a request's body
     """
 
     model_folder: Path
@@ -42,4 +43,10 @@ class ProxySettings:
     context_limit: int = 32_768
     wait_limit_s: float = 1800.0
     quiet_s: float = 10.0
+    body_limit: int = 64 << 20
     name: str = "proxy"
+
+    def __post_init__(self) -> None:
+        others = sorted(name for name, kind in self.models.items() if kind != POLICY)
+        if others:
+            raise ValueError(f"models {', '.join(others)}: a name can stand for {POLICY!r} only")

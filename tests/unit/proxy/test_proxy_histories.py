@@ -28,7 +28,7 @@ CHANGES = ("continue", "continue", "continue", "again", "edit", "drop", "rewrite
 step = st.tuples(st.sampled_from(CHANGES), st.integers(0, 10_000), st.sampled_from(OUTPUTS), st.booleans(), st.booleans())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(step, min_size=1, max_size=12))
 def test_the_record_is_what_was_sent(make_stack: MakeStack, steps: list[Any]) -> None:
     asyncio.run(play(make_stack(), steps))

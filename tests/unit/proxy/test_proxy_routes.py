@@ -156,7 +156,8 @@ async def test_a_call_waits_for_room_and_the_wait_is_counted(make_stack: MakeSta
     assert held > 0 and len(engine.requests) == 1
     await gate.open()
     assert [(await answer).status_code for answer in (first, second)] == [200, 200]
-    assert {call.execution: call.queued_us >= held for call in stack.calls()} == {"g.0.0": False, "g.1.0": True}
+    [waited] = [call.queued_us for call in stack.calls() if call.execution == "g.1.0"]
+    assert waited >= held
 
 
 async def test_c11_a_client_that_leaves_aborts_its_call(make_stack: MakeStack) -> None:
