@@ -64,7 +64,7 @@ class AdmissionStream:
         if execution is None:
             return (letter,)
         event = Quarantined(execution=execution, reason=f"{raw.topic}: {reason}")
-        return letter, quarantine(raw, event, self.settings.config_hash)
+        return letter, quarantine(raw, event, self.settings.config_hash, decisive=False)
 
 
 def wanted(raw: Raw, types: frozenset[str]) -> Recorded | None:

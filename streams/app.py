@@ -13,12 +13,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import faust
+from faust.tables.manager import TableManager
 
 from gyre_engine.log.intake import Raw
 from gyre_engine.log.names import full_name, partitions_of
 from streams.derivation import Position
 from streams.driver import Driver, Stop
 from streams.settings import StreamsSettings
+
+
+class NoTables(TableManager):
+    """Faust waits a second for tables to be registered; there are none."""
+
+    async def on_start(self) -> None:
+        await self._update_channels()
+        await self.recovery.start()
 
 
 def build_app(settings: StreamsSettings, drivers: Sequence[Driver], stop: Stop) -> faust.App:
@@ -46,6 +55,7 @@ def configuration(settings: StreamsSettings) -> dict[str, Any]:
         "topic_allow_declare": False,
         "topic_disable_leader": True,
         "store": "memory://",
+        "TableManager": NoTables,
         "web_enabled": settings.web_port is not None,
         "web_port": settings.web_port or 6066,
         "web_bind": "127.0.0.1",

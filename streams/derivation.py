@@ -36,6 +36,7 @@ class Derivation(Protocol):
     name: str
     sources: tuple[str, ...]
     outputs: tuple[str, ...]
+    """Topics that hold its decisive outputs."""
     whole: bool
     """Whether it needs every partition of its sources: then only one worker may run it."""
 
@@ -68,10 +69,10 @@ def dead_letter(raw: Raw, reader: str, reason: str) -> Derived:
     return Derived(event, derived_id((*place(raw), reader), event.TYPE, event.VERSION), None, raw.at_ms * 1000)
 
 
-def quarantine(raw: Raw, event: Quarantined, config_hash: str) -> Derived:
+def quarantine(raw: Raw, event: Quarantined, config_hash: str, decisive: bool = True) -> Derived:
     """The execution of a bad record leaves training (log-rules, 16)."""
     id = derived_id(place(raw), event.TYPE, event.VERSION, config_hash)
-    return Derived(event, id, None, raw.at_ms * 1000, decisive=True)
+    return Derived(event, id, None, raw.at_ms * 1000, decisive)
 
 
 def execution_of(raw: Raw) -> str | None:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 def run(settings: StreamsSettings) -> None:
     """Serve until SIGTERM or SIGINT. The topics of the run must exist."""
+    # Where the log is away, KafkaLog says it once; aiokafka would repeat it several times a second.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     to = KafkaLog(settings.kafka, settings.run)
     try:
         asyncio.run(serve(settings, to, derivations(settings), end_process))

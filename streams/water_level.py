@@ -39,7 +39,7 @@ class WaterLevelStream:
 
     name = NAME
     sources: tuple[str, ...] = ("executions", "cells", "trajectories", "training")
-    outputs: tuple[str, ...] = ("water-level",)
+    outputs: tuple[str, ...] = ()
     whole = True
 
     def __init__(self, config_hash: str = "") -> None:
