@@ -85,7 +85,7 @@ class SamplingParams:
 class GenerateRequest:
     """One call.
 
-    rid:        names the request for `abort`; unique among those in flight
+    rid:        names the request for `abort`, and this one only, for good: SGLang aborts a rid again seconds after it has ended
     input_ids:  int32[n], n >= 1
     streamed:   False where nobody waits for parts: they may come together at the end, which costs less
     """

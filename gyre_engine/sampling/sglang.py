@@ -39,6 +39,7 @@ Json = dict[str, Any]
 CONNECT_SECONDS = 5.0
 CONTROL_SECONDS = 60.0
 LOAD_SECONDS = 600.0
+END_OF_RID = "/"
 MESSAGE_CHARACTERS = 500  # SGLang may repeat a whole prompt in an error
 
 
@@ -106,7 +107,7 @@ class SGLangEngine:
 
     async def abort(self, rid: str | None) -> None:
         """See InferenceEngine."""
-        await self._post("/abort_request", {"rid": rid or "", "abort_all": rid is None})
+        await self._post("/abort_request", {"rid": "" if rid is None else _wire(rid), "abort_all": rid is None})
 
     async def pause(self, *, abort: bool) -> None:
         """See InferenceEngine."""
@@ -247,12 +248,17 @@ class SGLangEngine:
 _JSON = {"content-type": "application/json"}
 
 
+def _wire(rid: str) -> str:
+    """SGLang aborts every rid that begins with the one it is given: with an end mark none begins with another."""
+    return f"{rid}{END_OF_RID}"
+
+
 def _body(request: GenerateRequest) -> bytes:
     given = request.input_ids
     ids = given if isinstance(given, (list, np.ndarray)) else [int(token) for token in given]
     return orjson.dumps(
         {
-            "rid": request.rid,
+            "rid": _wire(request.rid),
             "input_ids": ids,
             "sampling_params": _params(request.params),
             "return_logprob": True,

@@ -27,6 +27,7 @@ from producers.cells.engine_kv import KvDesk
 from producers.cells.engine_wire import (
     Json,
     parse_generate,
+    parse_rid,
     render_answer,
     render_error,
     render_scores,
@@ -114,7 +115,7 @@ def _controls(engine: InferenceEngine) -> dict[str, Handler]:
     """What is not sampling. Retract and in-place pauses are one here: KV of other weights is never continued on."""
 
     async def abort(body: Json) -> Json:
-        await engine.abort(None if body.get("abort_all") else str(body.get("rid", "")))
+        await engine.abort(None if body.get("abort_all") else parse_rid(body))
         return {}
 
     async def pause(body: Json) -> Json:

@@ -21,6 +21,7 @@ from gyre_engine.sampling.port import (
     UnknownModel,
     WeightsUnreadable,
 )
+from gyre_engine.sampling.sglang import END_OF_RID
 
 Json = dict[str, Any]
 
@@ -33,7 +34,12 @@ def parse_generate(body: Mapping[str, Any]) -> GenerateRequest:
     if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
         raise ValueError("`input_ids` must be a non-empty list of token ids: this engine takes no text and no batches")
     params = parse_params(body.get("sampling_params") or {})
-    return GenerateRequest(str(body.get("rid") or uuid4().hex), ids, params, streamed=bool(body.get("stream")))
+    return GenerateRequest(parse_rid(body) or uuid4().hex, ids, params, streamed=bool(body.get("stream")))
+
+
+def parse_rid(body: Mapping[str, Any]) -> str:
+    """The rid without the mark that our client puts at its end."""
+    return str(body.get("rid") or "").removesuffix(END_OF_RID)
 
 
 def parse_params(given: Mapping[str, Any]) -> SamplingParams:

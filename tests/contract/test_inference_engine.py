@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import torch
@@ -123,7 +124,10 @@ def sglang_url(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
         yield url
 
 
-@pytest.fixture(params=["native", "scripted", "native-http", pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+REAL = pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.timeout(1200)])
+
+
+@pytest.fixture(params=["native", "scripted", "native-http", REAL])
 async def subject(request: pytest.FixtureRequest, folders: tuple[Path, Path], reference: Any) -> AsyncIterator[Subject]:
     first, second = folders
     if request.param == "scripted":
@@ -152,6 +156,14 @@ def played(request: GenerateRequest) -> tuple[int, ...]:
     return tuple((sum(request.input_ids) + 7 * i) % 256 for i in range(CONTEXT))
 
 
+DEFAULTS = SamplingParams()
+
+
+def asking(name: str, ids: list[int], params: SamplingParams = DEFAULTS, *, streamed: bool = True) -> GenerateRequest:
+    """A request whose rid was never used before."""
+    return GenerateRequest(f"{name}-{uuid4().hex}", ids, params, streamed)
+
+
 def prompt(length: int, start: int = 3) -> list[int]:
     return [(start + 11 * i) % 250 for i in range(length)]
 
@@ -166,7 +178,7 @@ def logprobs_by_reference(subject: Subject, ids: list[int], temperature: float) 
 
 
 async def test_every_sampled_token_has_an_id_a_logprob_and_a_version(subject: Subject) -> None:
-    answer = await complete(subject.engine, GenerateRequest("whole", prompt(20), SamplingParams(max_tokens=33, seed=1)))
+    answer = await complete(subject.engine, asking("whole", prompt(20), SamplingParams(max_tokens=33, seed=1)))
     assert len(answer.output_ids) == len(answer.logprobs) == 33
     assert answer.finish_reason is FinishReason.LENGTH
     assert answer.weight_spans == ((0, "v1"),)
@@ -174,8 +186,8 @@ async def test_every_sampled_token_has_an_id_a_logprob_and_a_version(subject: Su
 
 async def test_an_answer_that_is_not_streamed_is_the_same(subject: Subject) -> None:
     params = SamplingParams(max_tokens=20, temperature=0.0)
-    parts = await complete(subject.engine, GenerateRequest("parts", prompt(20), params))
-    whole = await complete(subject.engine, GenerateRequest("whole", prompt(20), params, streamed=False))
+    parts = await complete(subject.engine, asking("parts", prompt(20), params))
+    whole = await complete(subject.engine, asking("whole", prompt(20), params, streamed=False))
     assert whole.output_ids == parts.output_ids
     assert whole.logprobs == pytest.approx(parts.logprobs, abs=1e-4)
 
@@ -183,7 +195,7 @@ async def test_an_answer_that_is_not_streamed_is_the_same(subject: Subject) -> N
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 async def test_logprobs_are_those_of_the_reference_at_the_temperature(subject: Subject, temperature: float) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
-    answer = await complete(subject.engine, GenerateRequest(f"t{temperature}", prompt(30), params))
+    answer = await complete(subject.engine, asking(f"t{temperature}", prompt(30), params))
     expected = logprobs_by_reference(subject, prompt(30) + list(answer.output_ids), temperature)
     assert answer.logprobs == pytest.approx(expected[29:], abs=1e-4)
 
@@ -195,21 +207,19 @@ async def test_score_is_that_of_the_reference(subject: Subject) -> None:
 async def test_the_stop_token_is_delivered_with_its_logprob(subject: Subject) -> None:
     """C12: whatever stopped the answer is its last id, so the next prompt can begin with exactly what was sampled."""
     greedy = SamplingParams(max_tokens=30, temperature=0.0)
-    free = await complete(subject.engine, GenerateRequest("free", prompt(20), greedy))
+    free = await complete(subject.engine, asking("free", prompt(20), greedy))
     stop = free.output_ids[10]
     end = free.output_ids.index(stop) + 1
-    answer = await complete(subject.engine, GenerateRequest("stopped", prompt(20), replace(greedy, stop_token_ids=(stop, 255))))
+    answer = await complete(subject.engine, asking("stopped", prompt(20), replace(greedy, stop_token_ids=(stop, 255))))
     assert answer.output_ids == free.output_ids[:end]
     assert len(answer.logprobs) == end
     assert answer.finish_reason is FinishReason.STOP
 
 
 async def test_the_next_turn_computes_only_what_is_new(subject: Subject) -> None:
-    first = await complete(subject.engine, GenerateRequest("turn1", prompt(200, 5), SamplingParams(max_tokens=20, seed=1)))
+    first = await complete(subject.engine, asking("turn1", prompt(200, 5), SamplingParams(max_tokens=20, seed=1)))
     history = prompt(200, 5) + list(first.output_ids)
-    second = await complete(
-        subject.engine, GenerateRequest("turn2", [*history, *prompt(9)], SamplingParams(max_tokens=20, seed=1))
-    )
+    second = await complete(subject.engine, asking("turn2", [*history, *prompt(9)], SamplingParams(max_tokens=20, seed=1)))
     # The last sampled token has no KV yet: nothing was computed from it.
     assert len(history) - 1 - BLOCK < second.cached_tokens <= len(history)
     expected = logprobs_by_reference(subject, [*history, *prompt(9), *second.output_ids], 1.0)
@@ -235,12 +245,24 @@ async def free_again(engine: InferenceEngine) -> None:
 
 
 async def test_an_abort_keeps_what_was_sampled(subject: Subject) -> None:
-    chunks, so_far = await opened(subject.engine, GenerateRequest("stopme", prompt(20), SamplingParams(max_tokens=480, seed=1)))
-    await subject.engine.abort("stopme")
+    request = asking("stopme", prompt(20), SamplingParams(max_tokens=480, seed=1))
+    chunks, so_far = await opened(subject.engine, request)
+    await subject.engine.abort(request.rid)
     answer = await rest(chunks, so_far)
     assert answer.finish_reason is FinishReason.ABORT
     assert 1 <= len(answer.output_ids) == len(answer.logprobs) < 480
     await free_again(subject.engine)
+
+
+async def test_an_abort_ends_only_the_request_it_names(subject: Subject) -> None:
+    """SGLang itself matches by prefix."""
+    params = SamplingParams(max_tokens=300, seed=1)
+    name = uuid4().hex
+    short, long = GenerateRequest(f"{name}.1", prompt(20), params), GenerateRequest(f"{name}.10", prompt(20, 9), params)
+    one, other = await opened(subject.engine, short), await opened(subject.engine, long)
+    await subject.engine.abort(short.rid)
+    assert (await rest(*one)).finish_reason is FinishReason.ABORT
+    assert (await rest(*other)).finish_reason is FinishReason.LENGTH
 
 
 async def test_an_abort_of_an_unknown_request_is_no_error(subject: Subject) -> None:
@@ -248,25 +270,25 @@ async def test_an_abort_of_an_unknown_request_is_no_error(subject: Subject) -> N
 
 
 async def test_a_listener_that_leaves_frees_its_slot(subject: Subject) -> None:
-    chunks, _ = await opened(subject.engine, GenerateRequest("leave", prompt(20), SamplingParams(max_tokens=480, seed=1)))
+    chunks, _ = await opened(subject.engine, asking("leave", prompt(20), SamplingParams(max_tokens=480, seed=1)))
     await chunks.aclose()  # type: ignore[attr-defined]
     await free_again(subject.engine)
 
 
 async def test_a_paused_engine_refuses_and_what_waits_goes_on_after(subject: Subject) -> None:
-    chunks, so_far = await opened(subject.engine, GenerateRequest("waits", prompt(20), SamplingParams(max_tokens=400, seed=1)))
+    chunks, so_far = await opened(subject.engine, asking("waits", prompt(20), SamplingParams(max_tokens=400, seed=1)))
     await subject.engine.pause(abort=False)
     with pytest.raises(EngineNotServing):
-        await complete(subject.engine, GenerateRequest("refused", prompt(20)))
+        await complete(subject.engine, asking("refused", prompt(20)))
     await subject.engine.resume()
     answer = await rest(chunks, so_far)
     assert answer.finish_reason is FinishReason.LENGTH
     assert len(answer.output_ids) == 400
-    assert (await complete(subject.engine, GenerateRequest("after", prompt(20), SamplingParams(max_tokens=4)))).finish_reason
+    assert (await complete(subject.engine, asking("after", prompt(20), SamplingParams(max_tokens=4)))).finish_reason
 
 
 async def test_a_pause_with_abort_ends_those_in_flight(subject: Subject) -> None:
-    chunks, so_far = await opened(subject.engine, GenerateRequest("cut", prompt(20), SamplingParams(max_tokens=480, seed=1)))
+    chunks, so_far = await opened(subject.engine, asking("cut", prompt(20), SamplingParams(max_tokens=480, seed=1)))
     await subject.engine.pause(abort=True)
     answer = await rest(chunks, so_far)
     await subject.engine.resume()
@@ -277,7 +299,7 @@ async def test_a_pause_with_abort_ends_those_in_flight(subject: Subject) -> None
 async def test_a_publication_aborts_nothing_in_flight(subject: Subject) -> None:
     """C28 and C30: 16 calls stay open over a publication; each id is stamped with the version that made it."""
     params = SamplingParams(max_tokens=400, seed=1)
-    running = await asyncio.gather(*(opened(subject.engine, GenerateRequest(f"c{i}", prompt(20, i), params)) for i in range(16)))
+    running = await asyncio.gather(*(opened(subject.engine, asking(f"c{i}", prompt(20, i), params)) for i in range(16)))
     await subject.engine.load_weights(subject.second, "v2")
     answers = await asyncio.gather(*(rest(*one) for one in running))
     assert [answer.finish_reason for answer in answers] == [FinishReason.LENGTH] * 16
@@ -291,7 +313,7 @@ async def test_a_publication_aborts_nothing_in_flight(subject: Subject) -> None:
 async def test_what_goes_on_under_new_weights_is_scored_by_them_alone(subject: Subject) -> None:
     """No KV of the old weights is continued on: after the publication the log-probabilities are those of the new model."""
     params = SamplingParams(max_tokens=400, seed=1)
-    request = GenerateRequest("over", prompt(40), params)
+    request = asking("over", prompt(40), params)
     chunks, so_far = await opened(subject.engine, request)
     await subject.engine.load_weights(subject.second, "v2")
     answer = await rest(chunks, so_far)
@@ -304,25 +326,25 @@ async def test_weights_that_cannot_be_read_leave_those_in_use(subject: Subject, 
     with pytest.raises((WeightsUnreadable, UnknownModel)):
         await subject.engine.load_weights(tmp_path / "nothing", "v9")
     assert (await subject.engine.stats()).weight_version == "v1"
-    answer = await complete(subject.engine, GenerateRequest("still", prompt(20), SamplingParams(max_tokens=4)))
+    answer = await complete(subject.engine, asking("still", prompt(20), SamplingParams(max_tokens=4)))
     assert answer.weight_spans == ((0, "v1"),)
 
 
 async def test_a_prompt_over_the_context_names_the_limit(subject: Subject) -> None:
     with pytest.raises(ContextTooLong, match=str(CONTEXT)) as refused:
-        await complete(subject.engine, GenerateRequest("long", prompt(CONTEXT), SamplingParams(max_tokens=4)))
+        await complete(subject.engine, asking("long", prompt(CONTEXT), SamplingParams(max_tokens=4)))
     assert refused.value.length == CONTEXT
 
 
 async def test_an_answer_ends_where_the_context_does(subject: Subject) -> None:
-    answer = await complete(subject.engine, GenerateRequest("edge", prompt(CONTEXT - 10), SamplingParams(max_tokens=100)))
+    answer = await complete(subject.engine, asking("edge", prompt(CONTEXT - 10), SamplingParams(max_tokens=100)))
     assert answer.finish_reason is FinishReason.LENGTH
     assert 8 <= len(answer.output_ids) <= 10
 
 
 async def test_stats_count_what_was_done(subject: Subject) -> None:
     before = await subject.engine.stats()
-    await complete(subject.engine, GenerateRequest("count", prompt(30, 77), SamplingParams(max_tokens=25)))
+    await complete(subject.engine, asking("count", prompt(30, 77), SamplingParams(max_tokens=25)))
     after = await subject.engine.stats()
     assert after.generated_tokens - before.generated_tokens == 25
     computed = after.prefill_tokens - before.prefill_tokens + after.cache_hit_tokens - before.cache_hit_tokens

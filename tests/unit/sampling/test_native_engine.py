@@ -98,7 +98,9 @@ async def test_an_idle_and_a_paused_engine_use_no_cpu(folder: Path) -> None:
     ("change", "error"),
     [({"model_type": "mamba"}, "mamba"), ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"), (None, "cannot be read")],
 )
-def test_a_model_that_is_not_known_is_named(tmp_path: Path, shape: ModelShape, change: dict[str, object] | None, error: str) -> None:
+def test_a_model_that_is_not_known_is_named(
+    tmp_path: Path, shape: ModelShape, change: dict[str, object] | None, error: str
+) -> None:
     import json
 
     config = write_fresh_model(tmp_path, shape, seed=1) / "config.json"
