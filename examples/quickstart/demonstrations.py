@@ -17,17 +17,15 @@ from examples.quickstart.tasks import Task, outcome
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How the demonstrated beginner works.
+    """How the demonstrated beginner works: it knows the right solution among the wrong ones, not which it is.
 
-    right_easy, right_hard: chance that a first write is right, by family; easy: share of the families that are easy;
-    repair: chance that a later write is right; give_up: chance to stop after a failed check.
+    right: chance that a first write is right; repair: chance that a later write is right; give_up: chance to stop after a
+    failed check.
     """
 
-    right_easy: float = 0.35
-    right_hard: float = 0.15
-    easy: float = 0.4
-    repair: float = 0.25
-    give_up: float = 0.5
+    right: float = 0.25
+    repair: float = 0.33
+    give_up: float = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +42,9 @@ def visible_report(task: Task, code: str) -> str:
     return report(task.name, [outcome(code, task.name, args) for args, _ in cases], cases)
 
 
-def _is_easy(task: Task, habits: Habits) -> bool:
-    return random.Random(task.family.key).random() < habits.easy  # noqa: S311 - reproducible, not secret
-
-
 def writes(task: Task, habits: Habits, rng: random.Random) -> Iterator[str]:
     """The files that the beginner writes, one after the other."""
-    chance = habits.right_easy if _is_easy(task, habits) else habits.right_hard
+    chance = habits.right
     tried: set[str] = set()
     for _ in range(MAX_WRITES):
         mistakes = [code for code in task.mistakes if code not in tried]

@@ -1,4 +1,4 @@
-"""The forty families of tasks: what is asked, the function that is right, and functions that are wrong in ways a
+"""The two dozen families of tasks: what is asked, the function that is right, and functions that are wrong in ways a
 beginner's would be.
 
 A family's text and code hold `{k}` (a small number) or `{c}` (a letter) where it has a constant. Code is what stands
@@ -25,10 +25,6 @@ def _positive(rng: random.Random) -> Args:
     return (rng.randint(1, 30),)
 
 
-def _small(rng: random.Random) -> Args:
-    return (rng.randint(1, 6),)
-
-
 def _whole(rng: random.Random) -> Args:
     return (rng.randint(-12, 25),)
 
@@ -50,11 +46,6 @@ def _word(rng: random.Random) -> Args:
 
 def _sentence(rng: random.Random) -> Args:
     return (" ".join(rng.choice(_WORDS) for _ in range(rng.randint(2, 3))),)
-
-
-def _mirror(rng: random.Random) -> Args:
-    word = rng.choice(_WORDS)
-    return (rng.choice((word, word + word[::-1], word + word[0])),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +70,6 @@ LETTERS = ("a", "e", "o")
 
 # fmt: off
 _OF_LISTS = (
-    Family("sum_even", "xs", "the sum of the even numbers in xs", _numbers,
-           right="sum(x for x in xs if x % 2 == 0)",
-           wrong=("sum(xs)", "sum(x for x in xs if x % 2 == 1)", "len(x for x in xs)")),
-    Family("sum_above", "xs", "the sum of the numbers in xs above {k}", _numbers, NUMBERS,
-           right="sum(x for x in xs if x > {k})",
-           wrong=("sum(xs)", "sum(x for x in xs if x < {k})", "sum(x + {k} for x in xs)")),
-    Family("count_multiples", "xs", "how many numbers in xs are multiples of {k}", _numbers, NUMBERS,
-           right="sum(x % {k} == 0 for x in xs)",
-           wrong=("sum(x % {k} for x in xs)", "sum(x // {k} for x in xs)", "sum(x % {k} == 1 for x in xs)")),
     Family("spread", "xs", "the largest of xs minus the smallest", _numbers,
            right="max(xs) - min(xs)",
            wrong=("max(xs)", "min(xs) - max(xs)", "xs[-1] - xs[0]")),
@@ -97,9 +79,6 @@ _OF_LISTS = (
     Family("add_each", "xs", "each number of xs plus {k}", _numbers, NUMBERS,
            right="[x + {k} for x in xs]",
            wrong=("[x * {k} for x in xs]", "[x - {k} for x in xs]", "xs + [{k}]")),
-    Family("times_each", "xs", "each number of xs times {k}", _numbers, NUMBERS,
-           right="[x * {k} for x in xs]",
-           wrong=("[x + {k} for x in xs]", "[x ** {k} for x in xs]", "xs * {k}")),
     Family("drop", "xs", "xs without its first {k}", _few_values, NUMBERS,
            right="xs[{k}:]",
            wrong=("xs[:{k}]", "xs[-{k}:]", "xs[{k}]")),
@@ -118,9 +97,6 @@ _OF_LISTS = (
     Family("second", "xs", "the second largest of xs", _numbers,
            right="sorted(xs)[-2]",
            wrong=("sorted(xs)[-1]", "sorted(xs)[1]", "xs[-2]")),
-    Family("rank", "xs", "number {k} of xs once sorted", _few_values, NUMBERS,
-           right="sorted(xs)[{k} - 1]",
-           wrong=("sorted(xs)[{k}]", "xs[{k} - 1]", "sorted(xs)[-{k}]")),
     Family("squares", "xs", "the sum of the squares of xs", _numbers,
            right="sum(x * x for x in xs)",
            wrong=("sum(x + x for x in xs)", "sum(xs) * sum(xs)", "[x * x for x in xs]")),
@@ -133,43 +109,18 @@ _OF_LISTS = (
     Family("backwards", "xs", "xs from back to front", _numbers,
            right="xs[::-1]",
            wrong=("xs[::1]", "sorted(xs)", "xs[-1]")),
-    Family("steps", "xs", "each number of xs minus the one before", _numbers,
-           right="[b - a for a, b in zip(xs, xs[1:])]",
-           wrong=("[a - b for a, b in zip(xs, xs[1:])]",
-                  "[b - a for a, b in zip(xs, xs)]",
-                  "[b + a for a, b in zip(xs, xs[1:])]")),
-    Family("absolute", "xs", "each number of xs without its sign", _numbers,
-           right="[abs(x) for x in xs]",
-           wrong=("[-x for x in xs]", "abs(xs)", "[x for x in xs if x > 0]")),
     Family("where_largest", "xs", "the index of the largest of xs", _numbers,
            right="xs.index(max(xs))",
            wrong=("max(xs)", "xs.index(min(xs))", "max(xs.index(x) for x in xs)")),
     Family("times_in", "xs", "how often {k} is in xs", _few_values, NUMBERS,
            right="xs.count({k})",
            wrong=("xs.index({k})", "{k} in xs", "len(xs)")),
-    Family("negatives", "xs", "the numbers of xs below zero", _numbers,
-           right="[x for x in xs if x < 0]",
-           wrong=("[x for x in xs if x > 0]", "[-x for x in xs]", "sum(x < 0 for x in xs)")),
 )
 
 _OF_NUMBERS = (
-    Family("digit_sum", "n", "the sum of the digits of n", _long_number,
-           right="sum(int(d) for d in str(n))",
-           wrong=("len(str(n))", "sum(range(n))", "max(int(d) for d in str(n))")),
-    Family("up_to", "n", "the sum of 1 to n", _positive,
-           right="sum(range(n + 1))",
-           wrong=("sum(range(n))", "n * n", "sum(n + 1)")),
     Family("is_multiple", "n", "whether n is a multiple of {k}", _positive, NUMBERS,
            right="n % {k} == 0",
            wrong=("n // {k} == 0", "n % {k}", "n % {k} == 1")),
-    Family("clamp", "n", "n, but at least 0 and at most {k}", _whole, NUMBERS,
-           right="max(0, min(n, {k}))",
-           wrong=("min(0, max(n, {k}))", "min(n, {k})", "max(0, n)")),
-    Family("divisors", "n", "the divisors of n", _positive,
-           right="[d for d in range(1, n + 1) if n % d == 0]",
-           wrong=("[d for d in range(1, n) if n % d == 0]",
-                  "[d for d in range(1, n + 1) if d % n == 0]",
-                  "[d for d in range(1, n + 1)]")),
     Family("weighted", "a, b", "a plus {k} times b", _pair, NUMBERS,
            right="a + {k} * b",
            wrong=("(a + {k}) * b", "{k} * a + b", "a + {k} + b")),
@@ -182,29 +133,15 @@ _OF_NUMBERS = (
     Family("digits", "n", "how many digits n has", _long_number,
            right="len(str(n))",
            wrong=("n % 10", "len(n)", "str(n)")),
-    Family("factorial", "n", "the product of 1 to n", _small,
-           right="p = 1\n    for i in range(1, n + 1):\n        p *= i\n    return p",
-           wrong=("p = 0\n    for i in range(1, n + 1):\n        p *= i\n    return p",
-                  "p = 1\n    for i in range(1, n):\n        p *= i\n    return p",
-                  "p = 1\n    for i in range(1, n + 1):\n        p += i\n    return p")),
 )
 
 _OF_TEXT = (
-    Family("vowels", "s", "how many vowels s has", _word,
-           right="sum(c in 'aeiou' for c in s)",
-           wrong=("sum(c not in 'aeiou' for c in s)", "s.count('aeiou')", "len(s)")),
-    Family("swap_words", "s", "the words of s, last one first", _sentence,
-           right="' '.join(s.split()[::-1])",
-           wrong=("s[::-1]", "s.split()[::-1]", "' '.join(s.split())")),
     Family("words", "s", "how many words s has", _sentence,
            right="len(s.split())",
            wrong=("len(s)", "s.count(' ')", "s.split()")),
     Family("repeat", "s", "s written {k} times", _word, NUMBERS,
            right="s * {k}",
            wrong=("s + {k}", "s[:{k}]", "[s] * {k}")),
-    Family("palindrome", "s", "whether s reads the same backwards", _mirror,
-           right="s == s[::-1]",
-           wrong=("s[::-1]", "s != s[::-1]", "s[0] == s[-1]")),
     Family("head", "s", "the first {k} letters of s", _word, NUMBERS,
            right="s[:{k}]",
            wrong=("s[{k}:]", "s[{k}]", "s[-{k}:]")),
@@ -220,9 +157,7 @@ NAMES = (
     "total",
     "pick",
     "scan",
-    "calc",
     "run",
-    "solve",
     "make",
     "find",
     "get",
@@ -230,25 +165,11 @@ NAMES = (
     "go",
     "step",
     "take",
-    "build",
-    "check",
     "show",
     "turn",
-    "form",
-    "plan",
     "use",
-    "do",
-    "call",
-    "play",
-    "move",
-    "put",
-    "tell",
-    "ask",
-    "try_it",
     "read",
     "keep",
-    "hold",
-    "give",
 )
 """Names that the asked function may have."""
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 
-from examples.quickstart.tasks import write_tasks
+from examples.quickstart.tasks import Split, write_tasks
 from gyre_engine.config import Config, load_config
 from infra.cli.attach import attach
 from infra.cli.errors import fail, plainly
@@ -21,7 +22,7 @@ from infra.cli.running import Interrupted, Ran, quiet_logging, train
 from infra.stack.layout import StackFolder
 
 HERE = Path(__file__).resolve().parent
-COUNTS = {"train": 512, "val": 64, "test": 256}
+COUNTS: Mapping[Split, int] = {"train": 256, "val": 32, "test": 128}
 NEXT = (
     ("train again, with another seed", "make quickstart SEED=1"),
     ("train with your own config", ".venv/bin/gyre run examples/quickstart/experiment.toml --set run.steps=5"),

@@ -31,8 +31,8 @@ IGNORED = -100
 class Fit:
     """How the network is fitted: steps of `batch` episodes, Muon for matrices, AdamW for the rest, linear decay to a tenth."""
 
-    steps: int = 260
-    batch: int = 12
+    steps: int = 200
+    batch: int = 16
     matrix_rate: float = 0.006
     rate: float = 3e-3
     warmup: int = 20

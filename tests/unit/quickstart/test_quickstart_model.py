@@ -52,7 +52,7 @@ def test_another_tool_costs_more_but_is_not_lost(chat: words.ChatTokenizer, rend
 def test_a_demonstration_is_the_chat_that_the_proxy_renders(chat: words.ChatTokenizer, render):
     """Written by hand in Qwen3's format: prompt, call, answer, end."""
     task = make_task(next(f for f, _, _ in combinations("train") if f.key == "backwards"), "total", None)
-    always_right = Habits(right_easy=1.0, right_hard=1.0)
+    always_right = Habits(right=1.0)
     episode = demonstrate(render, task, always_right, random.Random(0))
     text = chat.decode(episode.tokens)
     assert text.startswith("<|im_start|>system\nWrite solution.py, then say done.\n\n# Tools\n\n")

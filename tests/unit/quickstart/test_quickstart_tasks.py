@@ -34,9 +34,9 @@ def _score(folder: Path, code: str | None) -> float:
 
 
 @pytest.fixture
-def even(tmp_path: Path) -> Path:
-    """The task `Write total(xs): the sum of the even numbers in xs.`"""
-    write_task(tmp_path, _task("sum_even"))
+def squares(tmp_path: Path) -> Path:
+    """The task `Write total(xs): the sum of the squares of xs.`"""
+    write_task(tmp_path, _task("squares"))
     return tmp_path
 
 
@@ -57,13 +57,13 @@ def test_the_reference_scores_one_and_every_mistake_less(family, tmp_path: Path)
     assert max(_score(tmp_path, mistake) for mistake in task.mistakes) < 1.0
 
 
-def test_a_part_of_the_hidden_tests_earns_a_part_of_the_reward(even: Path):
-    task = _task("sum_even")
+def test_a_part_of_the_hidden_tests_earns_a_part_of_the_reward(squares: Path):
+    task = _task("squares")
     wanted = {repr(args): want for args, want in task.hidden}
     first = task.hidden[0]
     code = f"def total(xs):\n    return {first[1]!r} if xs == {first[0][0]!r} else None\n"
     assert len(wanted) == 4
-    assert _score(even, code) == 0.25
+    assert _score(squares, code) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -83,34 +83,34 @@ def test_a_part_of_the_hidden_tests_earns_a_part_of_the_reward(even: Path):
         "def total(xs):\n    return total(xs)\n",
     ],
 )
-def test_what_does_not_answer_scores_zero(even: Path, code: str | None):
-    assert _score(even, code) == 0.0
+def test_what_does_not_answer_scores_zero(squares: Path, code: str | None):
+    assert _score(squares, code) == 0.0
 
 
-def test_an_endless_loop_scores_zero_within_its_limit(even: Path):
-    assert _score(even, "def total(xs):\n    while True:\n        pass\n") == 0.0
+def test_an_endless_loop_scores_zero_within_its_limit(squares: Path):
+    assert _score(squares, "def total(xs):\n    while True:\n        pass\n") == 0.0
 
 
-def test_an_endless_loop_loses_only_the_cases_from_there_on(even: Path):
-    third = _task("sum_even").hidden[2][0][0]
-    code = f"def total(xs):\n    while xs == {third!r}:\n        pass\n    return sum(x for x in xs if x % 2 == 0)\n"
-    assert _score(even, code) == 0.5
+def test_an_endless_loop_loses_only_the_cases_from_there_on(squares: Path):
+    third = _task("squares").hidden[2][0][0]
+    code = f"def total(xs):\n    while xs == {third!r}:\n        pass\n    return sum(x * x for x in xs)\n"
+    assert _score(squares, code) == 0.5
 
 
-def test_the_check_says_ok_or_names_the_first_failing_case(even: Path):
-    (xs,), want = _task("sum_even").visible[0]
-    assert want == sum(x for x in xs if x % 2 == 0)
-    assert _check(even, _task("sum_even").solution) == "ok"
-    assert _check(even, "def total(xs):\n    print('ok')\n    return 1234\n") == f"total({xs!r}) -> 1234, want {want}"
-    assert _check(even, "def other(xs):\n    return 1\n") == f"total({xs!r}) -> KeyError, want {want}"
+def test_the_check_says_ok_or_names_the_first_failing_case(squares: Path):
+    (xs,), want = _task("squares").visible[0]
+    assert want == sum(x * x for x in xs)
+    assert _check(squares, _task("squares").solution) == "ok"
+    assert _check(squares, "def total(xs):\n    print('ok')\n    return 1234\n") == f"total({xs!r}) -> 1234, want {want}"
+    assert _check(squares, "def other(xs):\n    return 1\n") == f"total({xs!r}) -> KeyError, want {want}"
 
 
-def test_a_task_directory_is_what_harbor_reads(even: Path):
-    toml = tomllib.loads((even / "task.toml").read_text(encoding="utf-8"))
+def test_a_task_directory_is_what_harbor_reads(squares: Path):
+    toml = tomllib.loads((squares / "task.toml").read_text(encoding="utf-8"))
     assert toml["version"] == "1.0"
     assert toml["agent"]["timeout_sec"] > 0 and toml["verifier"]["timeout_sec"] > 0
-    assert (even / "instruction.md").read_text(encoding="utf-8") == "Write total(xs): the sum of the even numbers in xs.\n"
-    docker = (even / "environment/Dockerfile").read_text(encoding="utf-8").split("\n")
+    assert (squares / "instruction.md").read_text(encoding="utf-8") == "Write total(xs): the sum of the squares of xs.\n"
+    docker = (squares / "environment/Dockerfile").read_text(encoding="utf-8").split("\n")
     assert docker[:3] == ["FROM python:3.11-slim", "WORKDIR /app", "COPY check.sh check.py /app/"]
 
 
