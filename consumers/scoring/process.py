@@ -8,7 +8,6 @@ promises  what was being evaluated when it is stopped is evaluated by the next o
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from consumers.scoring.verifier import VerifierScorer, VerifierSettings
 from gyre_engine.log.port import Log
 from gyre_engine.sandbox import Isolation, Limits, sandbox_available
 from gyre_engine.tasks import Catalog, Source, load_catalog
+from gyre_engine.work_product import remove_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class ScoringSettings:
 
 def run(settings: ScoringSettings, log: Log) -> int:
     """Scores until SIGTERM or SIGINT; exit code 0 then."""
-    shutil.rmtree(settings.scratch, ignore_errors=True)
+    remove_tree(settings.scratch)
     asyncio.run(_serve(log, make_scorer(settings), load_catalog(settings.sources), settings, follow=True, every=False))
     return 0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gyre_engine.events.executions import Dispatched
 from gyre_engine.scheduling.classes import ClassPlan
-from gyre_engine.tasks import Draw
+from gyre_engine.tasks import Catalog, Draw, DrawOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,19 @@ class EvaluationPlan:
         if version >= steps and self.after:
             splits.append(self.after)
         return tuple(dict.fromkeys(splits))
+
+
+def evaluation_tasks(catalog: Catalog, split: str, count: int, seed: int) -> list[tuple[str, str]]:
+    """(source, query) of a split: all, or the first `count` in the seeded order of draws, the same in every evaluation."""
+    everything = [(source, task.name) for source, task in catalog.of_split(split)]
+    if not 0 < count < len(everything):
+        return everything
+    order, chosen, position = DrawOrder(catalog, split, seed), dict[tuple[str, str], None](), 0
+    while len(chosen) < count:
+        drawn = order.at(position)
+        chosen[drawn.source, drawn.query] = None
+        position += 1
+    return sorted(chosen)
 
 
 def evaluation_name(version: int, split: str) -> str:

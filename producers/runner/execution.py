@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,13 +22,17 @@ from gyre_engine.work_product import WorkProduct, pack, remove_tree
 from producers.runner.clock import watch
 from producers.runner.endings import Facts, Stopped, judge
 from producers.runner.harnesses import Endpoint, Harness, Launch
-from producers.runner.proxy_client import Closed, ProxyClient
+from producers.runner.proxy_client import Closed, ProxyClient, ProxyUnavailable
 from producers.runner.settings import RunnerSettings
 
 _FOLDER = "/gyre"
 _SOCKET = "/gyre/proxy.sock"
 _PORT = 8080
 _DETAIL = 400
+_CANCELLED_PATIENCE_S = 2.0
+_STORE_TRIES = 3
+
+logger = logging.getLogger("gyre.runner")
 
 Append = Callable[[Event], Awaitable[object]]
 """Puts an event on the log; done when it is acknowledged."""
@@ -91,7 +96,7 @@ class Execution:
 
     async def _run(self, before: str) -> Finished | Discarded:
         endpoint, folder = self._endpoint(), self._place(_FOLDER)
-        launch = self._outside.harness.launch(self._task, endpoint, folder)
+        launch = self._outside.harness.launch(self._task, endpoint, folder, self._place(self._task.image.workdir))
         try:
             running = self._start(launch)
         except OSError as error:
@@ -101,10 +106,20 @@ class Execution:
         finally:
             running.kill()
         exit = await running.exit()
-        closed = await self._outside.proxy.close_execution(self._name)
+        closed = await self._close(stopped)
         work = await asyncio.to_thread(pack, self._folder / "root", limit_bytes=self._outside.settings.work_limit_bytes)
         await asyncio.gather(*map(self._append, self._outside.harness.tool_results(self._name, exit)))
         return await self._verdict(Ended(stopped, exit, work, before, closed))
+
+    async def _close(self, stopped: Stopped) -> Closed:
+        """A cancelled execution counts nowhere, and the proxy may be going down with us: it is not waited for long."""
+        if stopped is not Stopped.CANCELLED:
+            return await self._outside.proxy.close_execution(self._name)
+        try:
+            return await self._outside.proxy.close_execution(self._name, patience_s=_CANCELLED_PATIENCE_S)
+        except ProxyUnavailable as error:
+            logger.warning("%s", error)
+            return Closed(0, 0)
 
     async def _watch(self, running: Running) -> Stopped:
         settings = self._outside.settings
@@ -122,7 +137,7 @@ class Execution:
         detail = self._detail(ended)
         if isinstance(verdict, DiscardReason):
             return self._discarded(verdict, detail)
-        url = await asyncio.to_thread(self._keep, ended.work)
+        url = await self._keep(ended.work)
         return self._finished(verdict, url, ended, detail)
 
     def _finished(self, ending: Ending, url: str, ended: Ended, detail: str) -> Finished:
@@ -143,10 +158,17 @@ class Execution:
             parts.append(ended.exit.output[-_DETAIL:].decode(errors="replace").strip())
         return "; ".join(parts)[-_DETAIL:]
 
-    def _keep(self, work: WorkProduct) -> str:
+    async def _keep(self, work: WorkProduct) -> str:
+        """The URL of the stored tar; a store that stumbles is tried again. Raises OSError."""
         url = f"{self._outside.settings.store.rstrip('/')}/work/{self._name}.tar"
-        with fsspec.open(url, "wb", auto_mkdir=True) as file:
-            file.write(work.data)
+        for _ in range(_STORE_TRIES - 1):
+            try:
+                await asyncio.to_thread(_write, url, work.data)
+                return url
+            except OSError as error:
+                logger.warning("cannot write %s (%s): trying again", url, error)
+                await asyncio.sleep(1.0)
+        await asyncio.to_thread(_write, url, work.data)
         return url
 
     def _place(self, path: str) -> str:
@@ -184,3 +206,8 @@ class Execution:
         if 0 < self._task.memory_mb < (limits.memory_mb or self._task.memory_mb + 1):
             return replace(limits, memory_mb=self._task.memory_mb)
         return limits
+
+
+def _write(url: str, data: bytes) -> None:
+    with fsspec.open(url, "wb", auto_mkdir=True) as file:
+        file.write(data)

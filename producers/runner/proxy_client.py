@@ -39,9 +39,10 @@ class ProxyClient:
             return None
         return int(answer.json()["held_us"]) if answer.status_code == 200 else None
 
-    async def close_execution(self, execution: str) -> Closed:
+    async def close_execution(self, execution: str, patience_s: float | None = None) -> Closed:
         """The proxy refuses further calls and logs their number. Raises ProxyUnavailable."""
-        deadline, pause, said = time.monotonic() + self._patience_s, 0.1, ""
+        patience_s = self._patience_s if patience_s is None else patience_s
+        deadline, pause, said = time.monotonic() + patience_s, 0.1, ""
         while True:
             try:
                 answer = await self._http.post(f"{self._url}/internal/executions/{execution}/close", headers=self._headers)
@@ -53,7 +54,7 @@ class ProxyClient:
                 said = f"{type(error).__name__}: {error}"
             if time.monotonic() > deadline:
                 raise ProxyUnavailable(
-                    f"the proxy at {self._url} did not close execution {execution} within {self._patience_s:g} s ({said}): "
+                    f"the proxy at {self._url} did not close execution {execution} within {patience_s:g} s ({said}): "
                     "is it running, and with the same secret?"
                 )
             await asyncio.sleep(pause)

@@ -18,9 +18,9 @@ from gyre_engine.events import Event, Recorded
 from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, EvaluationFailed, Finished, Scored
 from gyre_engine.events.training import EvaluationReported, GroupAdmitted, Published, StepCommitted
 from gyre_engine.log.port import Log
-from gyre_engine.tasks import FILTERS, Catalog, DrawOrder, TaskError, draw
+from gyre_engine.tasks import FILTERS, Catalog, DataError, DrawOrder, draw
 from producers.runner.board import Board, State
-from producers.runner.dispatch import Evaluation, GroupShape, plan_evaluation, training_groups
+from producers.runner.dispatch import Evaluation, GroupShape, evaluation_tasks, plan_evaluation, training_groups
 from producers.runner.endings import RESTART, tried_again
 from producers.runner.execution import Execution, Outside
 from producers.runner.report import report
@@ -66,6 +66,7 @@ class Runner:
             self._stopping = True
             await self._call_off(lambda _: True)
             await asyncio.gather(reading, return_exceptions=True)
+            self._follower.close()
 
     def _raise_failures(self, reading: asyncio.Task[None]) -> None:
         """A reader or an execution that broke ends the runner; its supervisor starts the next."""
@@ -87,6 +88,7 @@ class Runner:
         while not self._follower.at_end():
             self._observe(await asyncio.to_thread(self._follower.poll, 0.2))
         for orphan in self._board.of_state(State.STARTED):
+            await self._outside.proxy.close_execution(orphan.execution)
             lost = Discarded(execution=orphan.execution, reason=DiscardReason.LOST, final=False, wall_us=0, detail=RESTART)
             await self._append(lost)
         await self._dispatch(list(self._board.missing()))
@@ -184,9 +186,8 @@ class Runner:
         """Open the evaluations that are due at this version, report those that are complete."""
         plan, settings = self._settings.evaluation, self._settings
         for split in plan.due(self._published, self._earlier, settings.plan.steps):
-            tasks = [(source, task.name) for source, task in self._catalog.of_split(split)]
-            chosen = tasks[: plan.tasks] if plan.tasks else tasks
-            await self.open_evaluation(plan_evaluation(split, chosen, plan.samples, self._published))
+            tasks = evaluation_tasks(self._catalog, split, plan.tasks, settings.seed)
+            await self.open_evaluation(plan_evaluation(split, tasks, plan.samples, self._published))
         for evaluation in list(self._evaluations):
             await self._report(evaluation)
 
@@ -195,7 +196,7 @@ class Runner:
         if evaluation.name in self._reported | self._opened:
             return
         if not evaluation.tasks:
-            raise TaskError(f"split {evaluation.split!r} has no tasks to evaluate on: add a [[data]] source of that split")
+            raise DataError(f"split {evaluation.split!r} has no tasks to evaluate on: add a [[data]] source of that split")
         self._opened.add(evaluation.name)
         self._evaluations = [e for e in self._evaluations if e.name != evaluation.name] + [evaluation]
         known = set(self._board.groups)
@@ -229,8 +230,14 @@ class Runner:
                 self._running[dispatched.execution] = asyncio.create_task(self._execute(dispatched, cancelled)), cancelled
 
     async def _execute(self, dispatched: Dispatched, cancelled: asyncio.Event) -> None:
-        task = self._catalog.find(dispatched.split, dispatched.source, dispatched.query)
-        outcome = await Execution(dispatched.execution, task, self._outside, self._append, cancelled).outcome()
+        outcome: Finished | Discarded
+        try:
+            task = self._catalog.find(dispatched.split, dispatched.source, dispatched.query)
+        except DataError as error:
+            reason = DiscardReason.ENVIRONMENT
+            outcome = Discarded(execution=dispatched.execution, reason=reason, final=True, wall_us=0, detail=str(error))
+        else:
+            outcome = await Execution(dispatched.execution, task, self._outside, self._append, cancelled).outcome()
         await self._append(outcome if isinstance(outcome, Finished) else self._with_budget(dispatched, outcome))
 
     def _with_budget(self, dispatched: Dispatched, outcome: Discarded) -> Discarded:

@@ -412,6 +412,22 @@ def give_scores(log: MemoryLog) -> None:
             )
 
 
+async def test_a_run_of_no_steps_is_an_evaluation_alone(tmp_path: Path) -> None:
+    write_task(tmp_path / "val" / "a")
+    log, proxy = MemoryLog(), FakeProxy(writes_42)
+    plan, evaluation = ClassPlan(batch=1, mu=1, phi=0, steps=0), EvaluationPlan(before="val", samples=1)
+    sources = (Source("val", tmp_path / "val", "val"),)
+    settings = settings_for(tmp_path, await proxy.start(), sources=sources, evaluation=evaluation, plan=plan)
+    async with runner_on(log, settings, tmp_path) as runner:
+        running = asyncio.create_task(runner.run())
+        await settled(log, 1)
+        give_scores(log)
+        await asyncio.wait_for(running, 20)
+    await proxy.stop()
+    (reported,) = events(log, EvaluationReported)
+    assert (reported.evaluation, reported.mean, len(events(log, Dispatched))) == ("v000-val", 0.0 + 1.0, 1)
+
+
 # Other harnesses, and without a sandbox
 
 

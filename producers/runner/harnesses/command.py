@@ -33,12 +33,12 @@ class Command:
             raise HarnessError(f'harness.name is "command" but harness.command is empty: give the command line, with {names}')
         self._command = settings.command
 
-    def launch(self, task: Task, endpoint: Endpoint, folder: str) -> Launch:
+    def launch(self, task: Task, endpoint: Endpoint, folder: str, workdir: str) -> Launch:
         instruction = task.instruction.strip()
-        given = (endpoint.base_url, endpoint.key, endpoint.model, task.image.workdir, instruction)
+        given = (endpoint.base_url, endpoint.key, endpoint.model, workdir, instruction)
         script = fill(self._command, dict(zip(_NAMES, given, strict=True)))
         files = {"command.sh": script.encode() + b"\n", "instruction.md": instruction.encode()}
-        return Launch(("/bin/sh", f"{folder}/command.sh"), environment(endpoint, task, folder), files)
+        return Launch(("/bin/sh", f"{folder}/command.sh"), environment(endpoint, workdir, folder), files)
 
     def outcome(self, exit: Exit) -> Ending | Trouble:
         return Ending.COMPLETED if exit.code == 0 else Trouble.CRASHED
@@ -47,13 +47,13 @@ class Command:
         return []
 
 
-def environment(endpoint: Endpoint, task: Task, folder: str) -> dict[str, str]:
+def environment(endpoint: Endpoint, workdir: str, folder: str) -> dict[str, str]:
     """The endpoint under the names of the OpenAI and Anthropic clients and our own."""
     root = endpoint.base_url.removesuffix("/v1")
     return {
         "OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_BASE": endpoint.base_url, "OPENAI_API_KEY": endpoint.key,
         "OPENAI_MODEL": endpoint.model, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": endpoint.key,
         "ANTHROPIC_MODEL": endpoint.model, "GYRE_BASE_URL": endpoint.base_url, "GYRE_API_KEY": endpoint.key,
-        "GYRE_MODEL": endpoint.model, "GYRE_WORKSPACE": task.image.workdir, "GYRE_INSTRUCTION": f"{folder}/instruction.md",
+        "GYRE_MODEL": endpoint.model, "GYRE_WORKSPACE": workdir, "GYRE_INSTRUCTION": f"{folder}/instruction.md",
         "IS_SANDBOX": "1",
     }  # fmt: skip

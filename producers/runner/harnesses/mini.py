@@ -46,7 +46,7 @@ class Mini:
             raise HarnessError(f"mini has no tool {unknown[0]!r}: harness.tools may hold {', '.join(mini_agent.TOOLS)}")
         self._settings = settings
 
-    def launch(self, task: Task, endpoint: Endpoint, folder: str) -> Launch:
+    def launch(self, task: Task, endpoint: Endpoint, folder: str, workdir: str) -> Launch:
         config = json.dumps(self._config(task, endpoint)).encode()
         argv = (python_path(), "-I", "-S", f"{folder}/mini_agent.pyc", f"{folder}/config.json")
         return Launch(argv, {"GYRE_API_KEY": endpoint.key}, {"mini_agent.pyc": _program(), "config.json": config})

@@ -32,9 +32,9 @@ class MiniSweAgent:
             raise HarnessError("the harness mini-swe-agent needs its package: `pip install mini-swe-agent`")
         self._settings = settings
 
-    def launch(self, task: Task, endpoint: Endpoint, folder: str) -> Launch:
+    def launch(self, task: Task, endpoint: Endpoint, folder: str, workdir: str) -> Launch:
         config = {
-            "model": endpoint.model, "base_url": endpoint.base_url, "workdir": task.image.workdir,
+            "model": endpoint.model, "base_url": endpoint.base_url, "workdir": workdir,
             "instruction": task.instruction.strip(), "max_turns": self._settings.max_turns,
             "tool_limit_s": self._settings.tool_limit_s,
         }  # fmt: skip

@@ -69,8 +69,8 @@ class Harness(Protocol):
     speaks_unix: bool
     """It connects to Endpoint.socket itself; else a relay process beside it offers the endpoint on loopback."""
 
-    def launch(self, task: Task, endpoint: Endpoint, folder: str) -> Launch:
-        """How it is started on a task; `folder` is where `files` will lie."""
+    def launch(self, task: Task, endpoint: Endpoint, folder: str, workdir: str) -> Launch:
+        """How it is started on a task; `folder` is where `files` will lie, `workdir` where it works."""
 
     def outcome(self, exit: Exit) -> Ending | Trouble:
         """How it ended by itself."""

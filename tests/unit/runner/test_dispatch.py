@@ -44,9 +44,15 @@ def test_the_first_boundary_dispatches_phi_plus_mu_batches_and_each_later_one_mu
 
 
 @given(
-    batch=st.integers(1, 4), mu=st.integers(1, 3), phi=st.integers(0, 3), bursts=st.integers(1, 5), restarts=st.sets(st.integers(0, 20))
+    batch=st.integers(1, 4),
+    mu=st.integers(1, 3),
+    phi=st.integers(0, 3),
+    bursts=st.integers(1, 5),
+    restarts=st.sets(st.integers(0, 20)),
 )
-def test_no_group_is_further_ahead_than_the_depth_and_none_is_left_out(batch: int, mu: int, phi: int, bursts: int, restarts: set[int]) -> None:
+def test_no_group_is_further_ahead_than_the_depth_and_none_is_left_out(
+    batch: int, mu: int, phi: int, bursts: int, restarts: set[int]
+) -> None:
     """Groups train in order, B a step: group n trains at version n // B, so its staleness is that less its dispatch version."""
     steps = mu * bursts
     plan, board, log = ClassPlan(batch=batch, mu=mu, phi=phi, steps=steps), Board(), list[Dispatched]()

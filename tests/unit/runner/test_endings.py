@@ -27,7 +27,9 @@ COMPLETED, CRASHED, LOST = Ending.COMPLETED, Trouble.CRASHED, Trouble.ENDPOINT_L
         (Stopped.CANCELLED, True, COMPLETED, True, DiscardReason.CANCELLED),
     ],
 )
-def test_each_row(stopped: Stopped, came_up: bool, said: Ending | Trouble, did_work: bool, verdict: Ending | DiscardReason) -> None:
+def test_each_row(
+    stopped: Stopped, came_up: bool, said: Ending | Trouble, did_work: bool, verdict: Ending | DiscardReason
+) -> None:
     assert judge(Facts(stopped, came_up, said, did_work)) is verdict
 
 

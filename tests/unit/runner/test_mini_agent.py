@@ -121,15 +121,29 @@ def test_it_imports_nothing_that_takes_long() -> None:
 
 def test_exit_codes_are_endings() -> None:
     mini = find_harness(HarnessSettings())
-    codes = {0: Ending.COMPLETED, 10: Ending.TURN_BUDGET, 11: Ending.TOKEN_BUDGET, 12: Ending.CONTEXT_LIMIT, 75: Trouble.ENDPOINT_LOST}
+    codes = {
+        0: Ending.COMPLETED,
+        10: Ending.TURN_BUDGET,
+        11: Ending.TOKEN_BUDGET,
+        12: Ending.CONTEXT_LIMIT,
+        75: Trouble.ENDPOINT_LOST,
+    }
     for code, ending in {**codes, 1: Trouble.CRASHED, 76: Trouble.CRASHED, -9: Trouble.CRASHED}.items():
         assert mini.outcome(Exit(code, b"", False, True, 1.0)) is ending
 
 
 def test_its_tool_results_are_read_and_other_output_is_not() -> None:
-    output = b'noise\n{"type": "tool", "id": "c1", "content": "ok", "nbytes": 2, "failed": false, "took_us": 5}\n{"type": "tool"\n'
+    output = (
+        b'noise\n{"type": "tool", "id": "c1", "content": "ok", "nbytes": 2, "failed": false, "took_us": 5}\n{"type": "tool"\n'
+    )
     (result,) = find_harness(HarnessSettings()).tool_results("g.0.0", Exit(0, output, False, True, 1.0))
-    assert (result.execution, result.tool_call, result.source, result.content, result.took_us) == ("g.0.0", "c1", "runner", "ok", 5)
+    assert (result.execution, result.tool_call, result.source, result.content, result.took_us) == (
+        "g.0.0",
+        "c1",
+        "runner",
+        "ok",
+        5,
+    )
 
 
 def test_harness_errors_name_the_remedy() -> None:
@@ -142,7 +156,9 @@ def test_harness_errors_name_the_remedy() -> None:
 
 
 def test_a_command_line_is_filled_and_quoted() -> None:
-    line = fill('agent --key {api_key} -p {instruction} --json \'{"a": 1}\' {other}', {"api_key": "k", "instruction": "it's; rm -rf /"})
+    line = fill(
+        "agent --key {api_key} -p {instruction} --json '{\"a\": 1}' {other}", {"api_key": "k", "instruction": "it's; rm -rf /"}
+    )
     assert line == """agent --key k -p 'it'"'"'s; rm -rf /' --json '{"a": 1}' {other}"""
 
 
