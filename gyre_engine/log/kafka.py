@@ -149,11 +149,14 @@ class KafkaLog:
         self._closing.wait(0.01)
 
     def _resolve(self, future: Future[Place], topic: str, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            self.presence.answered()
-            future.set_result(Place(topic, message.partition() or 0, message.offset() or 0))
-        else:
+        offset = message.offset()
+        if error is not None:
             future.set_exception(self._failure(topic, error))
+        elif offset is None or offset < 0:
+            future.set_exception(self._unavailable(f"did not say where an event for {topic} stands"))
+        else:
+            self.presence.answered()
+            future.set_result(Place(topic, message.partition() or 0, offset))
 
     def _failure(self, topic: str, error: KafkaError) -> Exception:
         name = full_name(self.settings.prefix, self.run, topic)

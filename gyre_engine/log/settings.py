@@ -50,6 +50,9 @@ def producer_properties(settings: KafkaSettings) -> Properties:
     properties = client_properties(settings) | {
         "acks": "all",
         "enable.idempotence": True,
+        # With more in flight a broker takes the second request of a producer that it does not know yet, though it refused the
+        # first (a partition that comes up at that moment): the first is then lost, acknowledged (KAFKA-15591).
+        "max.in.flight.requests.per.connection": 1,
         "partitioner": "murmur2_random",
         "linger.ms": settings.linger_ms,
         "message.timeout.ms": int(settings.delivery_timeout_s * 1000),
