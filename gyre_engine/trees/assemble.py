@@ -28,8 +28,10 @@ class AssemblyError(ValueError):
 def assemble(admitted: AdmittedExecution, calls: Sequence[ModelCall]) -> ExecutionWork:
     """The work of one admitted execution from its model calls in the order of the log, ended by its closing.
 
-    Only the paths of the selected leaves are laid out. Raises AssemblyError where a leaf is missing or a count differs.
+    Records of stale owners must be gone (log-rules, 9); a call that stands twice counts once. Only the paths of the selected
+    leaves are laid out. Raises AssemblyError where a leaf is missing or a count differs.
     """
+    calls = _once(calls)
     nodes = [_node(call) for call in calls]
     leaves = _leaves(admitted, places(nodes))
     tree = segments_of(nodes, leaves, set(leaves))
@@ -47,6 +49,13 @@ def assemble(admitted: AdmittedExecution, calls: Sequence[ModelCall]) -> Executi
         trained_tokens=admitted.trained_tokens,
         sequences=sequence,
     )
+
+
+def _once(calls: Sequence[ModelCall]) -> list[ModelCall]:
+    kept: dict[str, ModelCall] = {}
+    for call in calls:
+        kept.setdefault(call.call, call)
+    return list(kept.values())
 
 
 def _node(call: ModelCall) -> TreeNode:
