@@ -63,7 +63,7 @@ def _json_codec() -> tuple[Callable[[str], Any], Callable[[Any], str]]:
             text = text.strip(" \t\r\n")
             try:
                 value, end = scan(text, 0)
-            except StopIteration as stop:
+            except (StopIteration, SystemError) as stop:  # SystemError: CPython 3.11 where json.decoder is not imported
                 raise ValueError("not JSON") from stop
             if end != len(text):
                 raise ValueError("more than one JSON value")

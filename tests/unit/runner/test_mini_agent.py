@@ -113,6 +113,17 @@ def test_what_is_not_json_is_a_value_error(text: str) -> None:
         mini_agent.loads(text)
 
 
+@pytest.mark.parametrize("text", ['{"path": "a\\q"}', '{"a": "\n', '{"a" 1}', '["\\u12"]', '{"a":', "nul", '"\\ud800'])
+def test_what_is_not_json_is_a_value_error_also_where_json_was_never_imported(text: str) -> None:
+    """As in the sandbox: CPython's scanner cannot raise its own error there."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(mini_agent.__file__).parent)!r}); import mini_agent\n"
+        f"assert 'json' not in sys.modules\ntry: print(mini_agent.loads({text!r}))\nexcept ValueError: print('refused')"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("refused", "")
+
+
 def test_it_imports_nothing_that_takes_long() -> None:
     code = f"import sys; sys.path.insert(0, {str(Path(mini_agent.__file__).parent)!r}); import mini_agent; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
