@@ -125,9 +125,6 @@ class TrainingReplica(Protocol):
 
     version: int
 
-    version: int
-    """Of the weights it holds; the core sets it after its own update."""
-
     def load(self, image: bytes | Path, version: int) -> None:
         """Take the weights of a Hugging Face safetensors image (bytes) or model folder, as weight version `version`."""
 
