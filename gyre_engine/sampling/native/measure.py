@@ -1,6 +1,6 @@
 """How fast the native engine is here: `python -m gyre_engine.sampling.native.measure [MODEL_FOLDER]`.
 
-Counts the thread's CPU time, so that a busy machine blurs it less. Without a folder, a fresh model of the quickstart's size is measured.
+Counts the thread's CPU time, so that a busy machine blurs it less. Without a folder it takes a fresh model of the quickstart's size.
 """
 
 from __future__ import annotations
