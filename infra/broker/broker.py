@@ -28,7 +28,7 @@ class BrokerSettings:
     host: str = "127.0.0.1"
     port: int = 0
     message_max_bytes: int = 16 * 1024 * 1024
-    ready_seconds: float = 60.0
+    ready_seconds: float = 120.0
     stop_seconds: float = 8.0
 
 

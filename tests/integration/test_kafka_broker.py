@@ -59,7 +59,7 @@ def test_data_survive_a_stop_and_other_ports_and_the_run_of_a_supervisor(tmp_pat
     assert second.port != first.port
     supervisor = Supervisor(tmp_path / "stack")
     supervisor.start(second.spec())
-    supervisor.wait_ready(["broker"], 60)
+    supervisor.wait_ready(["broker"], 120)
     log = KafkaLog(KafkaSettings(second.bootstrap_servers), "r")
     assert [r.event for r in log.read("executions")] == [Started(execution="k")]
     log.close()

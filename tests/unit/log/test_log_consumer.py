@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_engine.events import Recorded
@@ -47,6 +47,7 @@ def filled(count: int) -> MemoryLog:
     return log
 
 
+@settings(deadline=None)
 @given(count=st.integers(1, 30), bad=st.sets(st.integers(0, 29), max_size=5))
 def test_whatever_fails_once_everything_is_handled_in_order_and_once(count: int, bad: set[int]) -> None:
     log, results = filled(count), []
