@@ -90,7 +90,7 @@ class ProxyConfig:
 
     host: str = opt("127.0.0.1", "Address to bind.")
     port: int = opt(0, "Port; 0: a free one.")
-    wait_limit_s: float = opt(120.0, "How long a call waits for a sampling cell or for the log before a retryable error.")
+    wait_limit_s: float = opt(900.0, "How long a call waits for a sampling cell or for the log before a retryable error.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

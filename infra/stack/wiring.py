@@ -96,7 +96,7 @@ def proxy(launch: Launch, folder: StackFolder) -> ProxySettings:
     s = config.sampling
     return ProxySettings(
         model_folder=Path(config.model.path), secret_file=folder.root / "secret", host=host, port=int(port),
-        renderer="qwen3" if config.model.renderer == "auto" else config.model.renderer,
+        renderer=config.model.renderer,
         models=dict.fromkeys((config.model.name, *config.model.aliases), POLICY),
         sampling=RunSampling(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens),
         context_limit=config.model.context, wait_limit_s=config.proxy.wait_limit_s,
