@@ -6,8 +6,10 @@ The last line is one JSON object; everything before it is for a person.
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import hashlib
 import json
+import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,11 +34,24 @@ NEXT = (
 )
 
 
-def configure(seed: int, engine: str, tasks: Path, overrides: list[str]) -> Config:
-    """The experiment with this seed, this engine, and the tasks in `tasks`."""
-    config = load_config(HERE / "experiment.toml", [f"run.seed={seed}", f'cells.engine="{engine}"', *overrides])
-    data = tuple(dataclasses.replace(d, path=str(tasks / d.split)) for d in config.data)
-    return dataclasses.replace(config, data=data)
+def configure(seed: int, engine: str, overrides: list[str]) -> Config:
+    """The experiment with this seed and this engine."""
+    return load_config(HERE / "experiment.toml", [f"run.seed={seed}", f'cells.engine="{engine}"', *overrides])
+
+
+def ensure_tasks(folder: Path) -> int:
+    """Write the tasks below `folder` unless these very ones stand there; how many there are. The folder appears whole."""
+    sources = sorted(HERE.glob("*.py"))
+    stamp = hashlib.sha256(b"".join(f.read_bytes() for f in sources) + repr(COUNTS).encode()).hexdigest()
+    mark = folder / "made-from"
+    if not mark.exists() or mark.read_text() != stamp:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            fresh = Path(made) / "tasks"
+            write_tasks(fresh, 0, COUNTS)
+            (fresh / "made-from").write_text(stamp)
+            shutil.rmtree(folder, ignore_errors=True)
+            fresh.rename(folder)
+    return sum(COUNTS.values())
 
 
 def summary(ran: Ran, verdict: Verdict) -> dict[str, object]:
@@ -75,11 +90,9 @@ def main() -> None:
     given = parser.parse_args()
     quiet_logging(given.verbose)
     console, folder = Console(), StackFolder.here()
-    tasks = folder.root / "quickstart" / f"tasks-{given.seed}"
-    written = write_tasks(tasks, given.seed, COUNTS)
-    console.print(f"{sum(map(len, written.values()))} programming tasks in {tasks}", highlight=False)
+    console.print(f"{ensure_tasks(HERE / 'tasks')} programming tasks in {HERE / 'tasks'}", highlight=False)
     try:
-        ran = train(configure(given.seed, given.engine, tasks, given.set), folder, console)
+        ran = train(configure(given.seed, given.engine, given.set), folder, console)
     except Interrupted:
         fail("interrupted: the run was stopped in order; what it logged is kept (`.venv/bin/gyre runs`)")
     console.print("\nreplay: training again from the log and the initial weights alone", highlight=False)
