@@ -17,6 +17,7 @@ from gyre_engine.events.calls import NodeGrown, Quarantined, TreeClosed
 from gyre_engine.log.intake import Raw
 from gyre_engine.trees.facts import Read, read
 from gyre_engine.trees.forest import Forest
+from gyre_engine.trees.tree import grown
 from streams.derivation import Derived, dead_letter, execution_of, quarantine
 
 VERSION = 1
@@ -46,7 +47,7 @@ class TrajectoryTrees:
             return ()
         if isinstance(event, Quarantined):
             return dead_letter(raw, self.name, event.reason), quarantine(raw, event, self.config_hash)
-        return (self._derived(event, found),)
+        return (self._derived(event if isinstance(event, TreeClosed) else grown(event), found),)
 
     def reject(self, raw: Raw, reason: str) -> Sequence[Derived]:
         """A dead letter, and the quarantine of the execution that keys the record."""

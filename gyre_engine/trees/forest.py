@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gyre_engine.events.calls import ExecutionClosed, NodeGrown, ProxyOwns, Quarantined, TreeClosed
-from gyre_engine.trees.facts import Fact
+from gyre_engine.events.calls import ExecutionClosed, ProxyOwns, Quarantined, TreeClosed
+from gyre_engine.trees.facts import CallFacts, Fact
 from gyre_engine.trees.tree import TrajectoryTree, TreeError
 
 
@@ -16,8 +16,8 @@ class Forest:
         self.trees: dict[str, TrajectoryTree] = {}
         self.ended: set[str] = set()
 
-    def observe(self, fact: Fact) -> NodeGrown | TreeClosed | Quarantined | None:
-        """What follows from the next record of an execution, in the order of the log."""
+    def observe(self, fact: Fact) -> CallFacts | TreeClosed | Quarantined | None:
+        """What follows from the next record of an execution, in the order of the log: a call that took its place, or an event."""
         if fact.execution in self.ended:
             return None
         tree = self.trees.get(fact.execution)
@@ -35,12 +35,12 @@ class Forest:
         self._end(execution)
         return Quarantined(execution=execution, reason=reason)
 
-    def _apply(self, tree: TrajectoryTree, fact: Fact) -> NodeGrown | TreeClosed | None:
+    def _apply(self, tree: TrajectoryTree, fact: Fact) -> CallFacts | TreeClosed | None:
         if isinstance(fact, ProxyOwns):
             tree.own(fact)
             return None
         if not isinstance(fact, ExecutionClosed):
-            return tree.add(fact)
+            return fact if tree.add(fact) else None
         closed = tree.close(fact)
         if closed is not None:
             self._end(fact.execution)

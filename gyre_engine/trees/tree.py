@@ -40,18 +40,16 @@ class TrajectoryTree:
         """A proxy takes over: records of lower epochs no longer count (log-rules, 9)."""
         self.epoch = max(self.epoch, owns.owner_epoch)
 
-    def add(self, call: CallFacts) -> NodeGrown | None:
-        """The node that `call` becomes; None for a stale owner's record or one that is there already. Raises
-        TreeError.
-        """
-        if call.owner_epoch < self.epoch or self._place.get(call.call) is not None:
-            return None
+    def add(self, call: CallFacts) -> bool:
+        """Whether `call` took its place; not so for a stale owner's record, or one that is there already. Raises TreeError."""
+        if call.owner_epoch < self.epoch or call.call in self._place:
+            return False
         self.epoch = call.owner_epoch
         self.sampled += call.output
         self._check(call)
         self._place[call.call] = len(self.calls)
         self.calls.append(call)
-        return _grown(call)
+        return True
 
     def close(self, closed: ExecutionClosed) -> TreeClosed | None:
         """The closed tree with the roles of its nodes; None for a stale owner's closing. Raises TreeError where calls
@@ -85,7 +83,8 @@ class TrajectoryTree:
             raise TreeError(f"{name} is cut at {call.cut}, outside its parent's tokens {parent.cut} to {parent.end}")
 
 
-def _grown(call: CallFacts) -> NodeGrown:
+def grown(call: CallFacts) -> NodeGrown:
+    """The event of a call that took its place."""
     return NodeGrown(
         execution=call.execution,
         node=call.call,

@@ -63,9 +63,9 @@ def test_an_execution_without_calls_closes_with_an_empty_tree() -> None:
 def test_records_of_a_lower_epoch_are_dropped() -> None:
     tree = grow([model_call(0, None, 0, [1], [2])])
     tree.own(ProxyOwns(execution=EXECUTION, owner_epoch=2, proxy="b"))
-    assert tree.add(facts_of(model_call(1, "c0", 2, [3], [4]))) is None
+    assert not tree.add(facts_of(model_call(1, "c0", 2, [3], [4])))
     assert tree.close(closing(1, "c0", epoch=1)) is None
-    assert tree.add(facts_of(model_call(1, "c0", 2, [3], [4], owner_epoch=2))) is not None
+    assert tree.add(facts_of(model_call(1, "c0", 2, [3], [4], owner_epoch=2)))
 
 
 @pytest.mark.parametrize(
