@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gyre_engine.events import CodecError, Event, Fields, Recorded, UnknownEvent, decode
-from gyre_engine.events.calls import Continuity, ExecutionClosed, ModelCall, ProxyOwns
-from gyre_engine.events.codec import unpack
-from gyre_engine.events.envelope import lift
+import msgpack
 
-_CONTINUITY = {c.value: c for c in Continuity}
+from gyre_engine.events import CodecError, Event, Recorded, decode
+from gyre_engine.events.calls import Continuity, ExecutionClosed, ModelCall, ProxyOwns
+
+_CONTINUITY = {c.value.encode(): c for c in Continuity}
+_TYPE = ModelCall.TYPE.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +103,24 @@ def read(value: bytes | None) -> Read:
     """The fact in a record of `model-calls`. Raises CodecError (what is wrong) or UnknownEvent (type or version)."""
     if value is None:
         raise CodecError("a null value")
-    envelope = unpack(value)
-    if envelope.get("type") != ModelCall.TYPE:
+    envelope = _unpacked(value)
+    if envelope.get(b"type") != _TYPE or envelope.get(b"v") != ModelCall.VERSION:
         return read_decoded(decode(value))
     try:
-        body = lift(ModelCall, envelope["v"], envelope["body"])
-        return Read(envelope["id"], envelope["at"], _facts(body))
-    except UnknownEvent:
-        raise
+        return Read(_text(envelope[b"id"]), envelope[b"at"] + 0, _facts(envelope[b"body"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CodecError(f"ModelCall: {type(error).__name__} {error!s:.200}") from error
+
+
+def _unpacked(value: bytes) -> dict[bytes, Any]:
+    """The envelope with all texts left as bytes: decoding them is a third of the work, and few are wanted."""
+    try:
+        envelope = msgpack.unpackb(value, raw=True, strict_map_key=False)
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise CodecError(f"not msgpack: {error!s:.200}") from error
+    if not isinstance(envelope, dict):
+        raise CodecError(f"expected a map, got {type(envelope).__name__}")
+    return envelope
 
 
 def read_decoded(record: Recorded) -> Read:
@@ -119,23 +128,24 @@ def read_decoded(record: Recorded) -> Read:
     return Read(record.id, record.at, fact_of(record.event))
 
 
-def _facts(body: Fields) -> CallFacts:
-    output = _items(body["output_ids"])
-    versions = [span["version"] for span in body["weight_spans"]] or [0]
+def _facts(body: dict[bytes, Any]) -> CallFacts:
+    output = _items(body[b"output_ids"])
+    parent = body[b"parent"]
+    versions = [span[b"version"] for span in body[b"weight_spans"]] or [0]
     return CallFacts(
-        _text(body["execution"]),
-        _text(body["call"]),
-        body["number"] + 0,
-        body["owner_epoch"] + 0,
-        body["parent"],
-        body["prefix_len"] + 0,
-        _items(body["new_input_ids"]),
+        _text(body[b"execution"]),
+        _text(body[b"call"]),
+        body[b"number"] + 0,
+        body[b"owner_epoch"] + 0,
+        None if parent is None else _text(parent),
+        body[b"prefix_len"] + 0,
+        _items(body[b"new_input_ids"]),
         output,
-        body.get("untrainable") is None and 0 < output == _items(body["logprobs"]),
-        body["shape"],
-        body["tools"],
-        body["messages"],
-        _CONTINUITY[body["continuity"]],
+        body.get(b"untrainable") is None and 0 < output == _items(body[b"logprobs"]),
+        _text(body[b"shape"]),
+        body[b"tools"] + 0,
+        body[b"messages"] + 0,
+        _CONTINUITY[body[b"continuity"]],
         min(versions),
         max(versions),
     )
@@ -149,6 +159,6 @@ def _items(data: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, bytes):
         raise TypeError(f"expected text, got {type(value).__name__}")
-    return value
+    return value.decode()
