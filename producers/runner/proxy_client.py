@@ -32,11 +32,13 @@ class ProxyClient:
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(30.0, connect=5.0), limits=httpx.Limits(max_connections=64))
 
     async def held_us(self, execution: str) -> int | None:
-        """Microseconds that the proxy has held the execution up so far; None where it does not answer now."""
+        """Microseconds that the proxy has held the execution up so far (0: it has not called yet); None: no answer now."""
         try:
             answer = await self._http.get(f"{self._url}/internal/executions/{execution}", headers=self._headers)
         except httpx.HTTPError:
             return None
+        if answer.status_code == 404:
+            return 0
         return int(answer.json()["held_us"]) if answer.status_code == 200 else None
 
     async def close_execution(self, execution: str, patience_s: float | None = None) -> Closed:

@@ -157,9 +157,10 @@ class Runner:
 
     @property
     def _over(self) -> bool:
-        """All steps are committed; where weights are still to be evaluated, they have been published too."""
+        """All steps are committed; where the last weights are to be evaluated, they have been published too."""
         steps = self._settings.plan.steps
-        return self._committed >= steps and (self._published >= steps or not self._settings.evaluation.after)
+        awaited = self._published < steps and self._settings.evaluation.due(steps, self._published, steps)
+        return self._committed >= steps and not awaited
 
     def _training(self) -> list[Dispatched]:
         order, settings = self._order, self._settings
@@ -252,7 +253,9 @@ class Runner:
         chosen = [(task, cancelled) for name, (task, cancelled) in self._running.items() if which(name)]
         for _, cancelled in chosen:
             cancelled.set()
-        await asyncio.gather(*(task for task, _ in chosen), return_exceptions=True)
+        for ended in await asyncio.gather(*(task for task, _ in chosen), return_exceptions=True):
+            if isinstance(ended, Exception):
+                logger.error("an execution could not log its end; the next runner counts it as lost: %s", ended)
 
     async def _cancel_training(self) -> None:
         """The last step is done: what was dispatched beyond it is not waited for."""
