@@ -104,7 +104,7 @@ class Core:
         return StepOpened(
             core_epoch=ledger.core_epoch, step=ledger.step + 1, attempt=ledger.attempts + 1,
             weights_hash=self._publisher.weights_hash, groups=tuple(g.group for g in inputs.groups), scores=inputs.scores,
-            micro_steps=tuple(m.micro_step for m in inputs.micro_steps), executions=inputs.executions,
+            micro_steps=tuple(m.micro_step for m in inputs.micro_steps), executions=inputs.executions, divisor=inputs.divisor,
             staleness_max=inputs.staleness_max, staleness_mean=inputs.staleness_mean,
         )  # fmt: skip
 
@@ -174,7 +174,7 @@ class Core:
             )
             return True
         gradient = merge([b for b in buffers if b is not None])
-        done = update(self._optimizer, gradient, step.opened.executions, self._settings.hyper)
+        done = update(self._optimizer, gradient, step.opened.divisor, self._settings.hyper)
         self._commit(step, done)
         return True
 

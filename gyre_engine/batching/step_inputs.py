@@ -12,16 +12,18 @@ from gyre_engine.batching.packing import pack
 from gyre_engine.events import derived_id
 from gyre_engine.events.calls import ModelCall
 from gyre_engine.events.training import AdmittedExecution, GroupAdmitted, MicroStep
+from gyre_engine.losses.aggregates import divisor_share
 from gyre_engine.trees.assemble import assemble
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """All that a step trains on. `executions` is the divisor: those that contribute trained tokens."""
+    """All that a step trains on. `executions`: those that contribute trained tokens; `divisor`: of their summed gradients."""
 
     groups: tuple[GroupAdmitted, ...]
     micro_steps: tuple[MicroStep, ...]
     executions: int
+    divisor: int
     staleness_max: int
     staleness_mean: float
     reward_mean: float
@@ -73,6 +75,7 @@ def step_inputs(
         groups=tuple(groups),
         micro_steps=tuple(_event(step, index, p, groups, config_hash) for index, p in enumerate(packs)),
         executions=len(executions),
+        divisor=sum(divisor_share(aggregate, e.trained_tokens, len(e.trajectories)) for e in executions),
         staleness_max=max(ages, default=0),
         staleness_mean=sum(ages) / len(ages) if ages else 0.0,
         reward_mean=sum(rewards) / len(rewards) if rewards else 0.0,

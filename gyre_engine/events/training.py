@@ -111,7 +111,9 @@ class StepOpened(Event):
     scores: tuple[str, ...]
     micro_steps: tuple[str, ...]
     executions: int
-    """The divisor: executions that train in this step (log-rules, 6)."""
+    """Executions that train in this step."""
+    divisor: int
+    """What the core divides the summed gradients by (log-rules, 6): with the two-level mean, `executions`."""
     staleness_max: int
     staleness_mean: float
 

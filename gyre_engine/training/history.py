@@ -77,6 +77,6 @@ def train_again(
         return packs[name]
 
     gradient = recompute(replica, step.works, pack_of, loss, check=check_buffers, step=number)
-    update(optimizer, gradient, step.committed.executions, hyper)
+    update(optimizer, gradient, step.opened.divisor, hyper)
     replica.version = number
     return replica.weights_hash()

@@ -11,14 +11,11 @@ from gyre_engine.losses.policy import PolicyLoss
 from gyre_engine.training.replica import Drift, StepMetrics
 
 
-def step_metrics(
-    step: PackedMicroStep, version: int, result: PolicyLoss, log_ratio: Tensor, entropy: float
-) -> StepMetrics:
+def step_metrics(step: PackedMicroStep, version: int, result: PolicyLoss, log_ratio: Tensor, entropy: float) -> StepMetrics:
     """log_ratio: current - behaviour of each target; staleness: `version` less the target's."""
     staleness = version - step.versions
     drift = {
-        int(value): _drift(log_ratio[torch.from_numpy(np.flatnonzero(staleness == value))])
-        for value in np.unique(staleness)
+        int(value): _drift(log_ratio[torch.from_numpy(np.flatnonzero(staleness == value))]) for value in np.unique(staleness)
     }
     return StepMetrics(
         tokens=step.tokens,

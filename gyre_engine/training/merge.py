@@ -43,11 +43,11 @@ def merge(buffers: Iterable[NDArray[np.float32]]) -> NDArray[np.float32] | None:
     return total
 
 
-def update(optimizer: Optimizer, gradient: NDArray[np.float32] | None, executions: int, hyper: Hyper) -> UpdateMetrics | None:
-    """One optimizer update by the mean over executions; None (weights stay) where nothing trains in this step."""
-    if gradient is None or executions == 0:
+def update(optimizer: Optimizer, gradient: NDArray[np.float32] | None, divisor: int, hyper: Hyper) -> UpdateMetrics | None:
+    """One optimizer update by the sum over `divisor`; None (weights stay) where nothing trains in this step."""
+    if gradient is None or divisor == 0:
         return None
-    return optimizer.apply(gradient, executions, hyper)
+    return optimizer.apply(gradient, divisor, hyper)
 
 
 def accumulate(

@@ -28,8 +28,7 @@ class AdamW:
         """See the port."""
         if divisor < 1 or len(gradient_sum) != sum(self._sizes):
             raise TrainingError(
-                f"an update needs a divisor >= 1 and {sum(self._sizes)} gradients, "
-                f"got {divisor} and {len(gradient_sum)}"
+                f"an update needs a divisor >= 1 and {sum(self._sizes)} gradients, got {divisor} and {len(gradient_sum)}"
             )
         gradient = torch.tensor(gradient_sum, device=self._parts[0].device) / divisor
         norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))

@@ -32,6 +32,8 @@ from infra.supervisor.supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 BROKER_LIMIT_S = 90.0
+PRELOADED = ("gyre_engine.training.megatron", "gyre_engine.training.optimizer", "gyre_engine.sampling.native")
+"""Imported once, before engines and trainers are forked."""
 VERSIONS = ("gyre", "torch", "megatron-core", "faust-streaming", "confluent-kafka", "renderers", "tokenizers", "chdb")
 
 
@@ -58,7 +60,7 @@ class Session:
         self.began = time.monotonic()
         check_before_start(self.config)
         self.folder.secret()
-        self.supervisor = Supervisor(self.folder.root, on_event=self.on_event)
+        self.supervisor = Supervisor(self.folder.root, preload=PRELOADED, on_event=self.on_event)
         self.supervisor.preload()
         kafka = self._kafka()
         partitions = ensure_topics(kafka, self.run)

@@ -76,6 +76,7 @@ def one_step(log):
             scores=("s",),
             micro_steps=("m0", "m1", "m2"),
             executions=8,
+            divisor=1,
             staleness_max=1,
             staleness_mean=0.25,
         ),

@@ -82,6 +82,7 @@ def opened(step: int, *groups: str, attempt: int = 1, epoch: int = 1) -> StepOpe
         scores=(),
         micro_steps=(),
         executions=0,
+        divisor=1,
         staleness_max=0,
         staleness_mean=0.0,
     )

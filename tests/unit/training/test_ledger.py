@@ -11,7 +11,7 @@ from gyre_engine.training.ledger import Ledger, LedgerBroken, apply, fold
 def opened(step: int = 1, attempt: int = 1, micro_steps: tuple[str, ...] = ("a", "b", "c"), epoch: int = 1) -> StepOpened:
     return StepOpened(
         core_epoch=epoch, step=step, attempt=attempt, weights_hash="w", groups=("g",), scores=("s",), micro_steps=micro_steps,
-        executions=2, staleness_max=0, staleness_mean=0.0,
+        executions=2, divisor=2, staleness_max=0, staleness_mean=0.0,
     )  # fmt: skip
 
 

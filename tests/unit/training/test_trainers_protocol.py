@@ -136,7 +136,7 @@ class Bench:
         events = [micro_step(step, k) for k in range(MICRO_STEPS)]
         opened = StepOpened(
             core_epoch=1, step=step, attempt=1, weights_hash=self.weights_hash, groups=(f"g{step}",), scores=(),
-            micro_steps=tuple(e.micro_step for e in events), executions=1, staleness_max=0, staleness_mean=0.0,
+            micro_steps=tuple(e.micro_step for e in events), executions=1, divisor=1, staleness_max=0, staleness_mean=0.0,
         )  # fmt: skip
         self.log.append_all([*events, opened])
 

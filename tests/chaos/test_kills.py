@@ -1,0 +1,91 @@
+"""kill -9 of any process but the broker and the core's trainer, in the middle of a run: nothing is lost, nothing counts twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.small_run import Gyre, settings, write_experiment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+VICTIMS = (
+    "proxy", "runner", "streams", "scheduler", "scoring", "analytics", "cell-0-agent", "cell-0-engine", "cell-1-engine",
+    "cell-1-trainer", "cell-2-agent",
+)  # fmt: skip
+STEPS = 6
+
+
+def pid_of(program: Gyre, name: str) -> int:
+    """The pid that the stack's file names, once the process runs."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for process in program.state()["processes"]:  # type: ignore[attr-defined]
+            if process["name"] == name and process["pid"] and psutil.pid_exists(process["pid"]):
+                return int(process["pid"])
+    raise AssertionError(f"{name} does not run")
+
+
+def killed_in_turn(program: Gyre, process: subprocess.Popen[str], victims: list[str]) -> str:
+    """Kill the next victim whenever the run has printed something new about its progress; all output."""
+    assert process.stdout is not None
+    printed = []
+    for line in process.stdout:
+        printed.append(line)
+        if line.startswith("step ") and victims and not line.startswith("step 0/"):
+            os.kill(pid_of(program, victims.pop(0)), signal.SIGKILL)
+            if victims:
+                os.kill(pid_of(program, victims.pop(0)), signal.SIGKILL)
+    process.wait(30)
+    return "".join(printed)
+
+
+def test_each_process_is_killed_once_and_the_run_is_as_if_nobody_had_been(tmp_path: Path) -> None:
+    program = Gyre(tmp_path)
+    victims = list(VICTIMS)
+    process = program.start("run", str(write_experiment(tmp_path)), *settings(f"run.steps={STEPS}"))
+    output = killed_in_turn(program, process, victims)
+    assert process.returncode == 0, output
+    assert victims == []
+    events = program.tail("executions")
+    places = {(e["group"], e["index"]) for e in events if e["type"] == "dispatched"}
+    assert len(places) == STEPS * 3 * 4
+    scored = {e["execution"] for e in program.tail("scores") if e["type"] == "scored"}
+    scored_places = {(e["group"], e["index"]) for e in events if e["type"] == "dispatched" and e["execution"] in scored}
+    assert scored_places == places
+    training = program.tail("training")
+    opened = {(e["step"], e["attempt"]): e["micro_steps"] for e in training if e["type"] == "step-opened"}
+    commits = [e for e in training if e["type"] == "step-committed"]
+    assert [c["step"] for c in commits] == list(range(1, STEPS + 1))
+    for commit in commits:
+        merged = {tuple(m) for m in commit["merge_order"]}  # type: ignore[attr-defined]
+        counted = [
+            m for e in training if e["type"] == "sealed" and (e["step"], e["attempt"]) == (commit["step"], commit["attempt"])
+            and (e["cell"], e["member_epoch"]) in merged for m in e["micro_steps"]  # type: ignore[attr-defined]
+        ]  # fmt: skip
+        assert sorted(counted) == sorted(opened[commit["step"], commit["attempt"]])  # type: ignore[call-overload]
+    assert f"{STEPS} steps verified" in program("replay", "latest", "--verify", limit=300)
+    calls = sum(e["type"] == "model-call" for e in program.tail("model-calls"))
+    assert program("sql", "select count() from model_calls where type = 'model-call'").strip() == str(calls)
+
+
+def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    program = Gyre(tmp_path)
+    process = program.start("run", str(write_experiment(tmp_path)), *settings("run.steps=50"))
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 1/"):
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) > 10
+    process.kill()
+    process.wait(10)
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+    assert len(gone) == len(children)
