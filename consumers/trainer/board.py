@@ -14,7 +14,16 @@ from gyre_engine.events import Recorded
 from gyre_engine.events.calls import ModelCall, ProxyOwns
 from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged
 from gyre_engine.events.executions import Discarded, Dispatched
-from gyre_engine.events.training import Claimed, GroupAdmitted, MemberJoined, MicroStep, Published, Sealed, StepCommitted
+from gyre_engine.events.training import (
+    Claimed,
+    EvaluationReported,
+    GroupAdmitted,
+    MemberJoined,
+    MicroStep,
+    Published,
+    Sealed,
+    StepCommitted,
+)
 from gyre_engine.training.ledger import Ledger, apply
 
 LEDGER_TOPICS = ("training", "micro-steps", "cells")
@@ -61,6 +70,8 @@ class Board:
     admitted: list[GroupAdmitted] = field(default_factory=list)
     consumed: set[str] = field(default_factory=set)
     calls: Calls = field(default_factory=Calls)
+    evaluations: set[str] = field(default_factory=set)
+    """Evaluations that were dispatched and are not reported yet: they are pinned to the published version."""
     progress: dict[str, int] = field(default_factory=dict)
     """Ledger events seen a cell: what a lease watches."""
 
@@ -73,7 +84,10 @@ class Board:
                 self.role = role
             case GroupAdmitted() as event:
                 self.admitted.append(event)
-            case Dispatched(evaluation=str(), execution=execution) | Discarded(execution=execution):
+            case Dispatched(evaluation=str() as evaluation, execution=execution):
+                self.evaluations.add(evaluation)
+                self.calls.ignore(execution)
+            case Discarded(execution=execution):
                 self.calls.ignore(execution)
             case ProxyOwns() as event:
                 self.calls.epochs[event.execution] = max(event.owner_epoch, self.calls.epochs.get(event.execution, 0))
@@ -91,6 +105,8 @@ class Board:
                 self.progress[event.cell] = self.progress.get(event.cell, 0) + 1
             case StepCommitted() if self.ledger.committed is event and before.open is not None:
                 self._committed(before.open.opened.groups)
+            case EvaluationReported():
+                self.evaluations.discard(event.evaluation)
             case Published() if event.core_epoch == self.ledger.core_epoch:
                 self.published = {v: p for v, p in self.published.items() if v > event.version - 2}
                 self.published[event.version] = event

@@ -53,6 +53,8 @@ class Core:
         self._inputs: StepInputs | None = None
         self._progress: dict[str, tuple[int, float]] = {}
         self._patience = Patience(time.monotonic())
+        self._unpublished: list[int] | None = None
+        """The probe of a committed version that is not published yet."""
 
     @property
     def done(self) -> bool:
@@ -64,6 +66,8 @@ class Core:
         if not self._pen.dry:
             return False
         step = self._board.ledger.open
+        if self._unpublished is not None:
+            return self._publish(self._unpublished)
         if step is None:
             return False if self.done or self._board.role is not CellRole.TRAINING else self._open()
         self._patience = Patience(time.monotonic())
@@ -109,12 +113,15 @@ class Core:
         )  # fmt: skip
 
     def _name_what_is_missing(self, unread: tuple[str, ...]) -> None:
+        missing = missing_groups(self._board.admitted, self._board.consumed, self._settings.plan)
+        self._name(tuple(f"group {n}" for n in missing[:16]) + tuple(f"model calls of {e}" for e in unread[:16]))
+
+    def _name(self, names: tuple[str, ...]) -> None:
+        """Say on the ledger what is waited for, once a while."""
         now, ledger = time.monotonic(), self._board.ledger
-        if now - self._patience.since < self._settings.straggler_s or now - self._patience.said < self._settings.straggler_s:
+        if now - max(self._patience.since, self._patience.said) < self._settings.straggler_s:
             return
         self._patience.said = now
-        missing = missing_groups(self._board.admitted, self._board.consumed, self._settings.plan)
-        names = tuple(f"group {n}" for n in missing[:16]) + tuple(f"model calls of {e}" for e in unread[:16])
         waited = int((now - self._patience.since) * 1e6)
         self._pen.write([Waiting(core_epoch=ledger.core_epoch, step=ledger.step + 1, waited_us=waited, waiting_for=names)])
 
@@ -189,12 +196,21 @@ class Core:
             reward_mean=self._inputs.reward_mean if self._inputs else 0.0, metrics=_sums(seals),
         )  # fmt: skip
         self._trainee.holds(opened.step)
-        probe_ids = probe(self._inputs.micro_steps) if self._inputs else []
+        self._unpublished = probe(self._inputs.micro_steps) if self._inputs else []
         place = self._pen.write([committed])
-        self._publisher.publish(ledger.core_epoch, opened.step, probe_ids)
         every, last = self._settings.checkpoint_every, opened.step == self._settings.plan.steps
         if last or (every and opened.step % every == 0):
             self._publisher.checkpoint(ledger.core_epoch, opened.step, place, self._settings.checkpoint_url)
+
+    def _publish(self, probe_ids: list[int]) -> bool:
+        """Publish what is committed; not while an evaluation samples with the version before (learning.md, 10)."""
+        if self._board.evaluations:
+            self._name(tuple(f"evaluation {e}" for e in sorted(self._board.evaluations)))
+            return False
+        ledger = self._board.ledger
+        self._unpublished = None
+        self._publisher.publish(ledger.core_epoch, ledger.step, probe_ids)
+        return True
 
 
 def _sums(seals: list[Sealed]) -> dict[str, float]:

@@ -41,6 +41,8 @@ class Execution:
     last_call: str | None = None
     tokens: int = 0
     held_us: int = 0
+    errors: int = 0
+    """Answers of 5xx; those given before a restart of the proxy are not known any more."""
     thinks_at: dict[str, int] = field(default_factory=dict)
     """Where the first thinking stands on a call's path, of calls that have any."""
     unanswered_tools: set[str] = field(default_factory=set)

@@ -63,6 +63,7 @@ class Reply(Response):
     async def _whole(self, send: Send) -> None:
         outcome = await self._outcome()
         if isinstance(outcome, ProxyError):
+            self._count(outcome)
             await _respond(send, outcome.status, self._dialect.error(outcome), retry_after=outcome.retry_after)
             return
         await _respond(send, 200, self._dialect.answer(outcome, self._model))
@@ -99,6 +100,7 @@ class Reply(Response):
             seen += len(pieces)
             found = call.outcome or call.excuse
             if isinstance(found, ProxyError) and not self._opened and not pieces:
+                self._count(found)
                 await _respond(send, found.status, dialect.error(found), retry_after=found.retry_after)
                 return
             data = first + b"".join(dialect.delta(piece, name, created, model) for piece in pieces)
@@ -111,9 +113,15 @@ class Reply(Response):
 
     def _ending(self, found: Answer | ProxyError, name: str, created: int) -> bytes:
         if isinstance(found, ProxyError):
+            self._count(found)
             broken: bytes = self._dialect.broken_stream(found)
             return broken
         return b"".join(self._dialect.closing(found, name, created, self._model, self._usage))
+
+    def _count(self, problem: ProxyError) -> None:
+        """What the proxy could not do, as the agent sees it; what the agent did wrong is its own."""
+        if problem.status >= 500:
+            self._call.execution.errors += 1
 
     def _delivered(self) -> None:
         if not self._gone.is_set():

@@ -191,7 +191,7 @@ class Service:
         def make() -> tuple[ExecutionClosed, str]:
             event = ExecutionClosed(
                 execution=execution.id, owner_epoch=execution.epoch, calls=execution.calls,
-                last_call=execution.last_call, held_us=execution.held_us,
+                last_call=execution.last_call, held_us=execution.held_us, errors=execution.errors,
             )
             return event, derived_id((execution.id, execution.last_call or ""), "execution-closed", 1)
 

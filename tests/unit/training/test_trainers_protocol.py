@@ -18,7 +18,8 @@ from consumers.trainer.publisher import Publisher
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.batching import PackedMicroStep
 from gyre_engine.events.cells import CellRole, RoleChanged
-from gyre_engine.events.training import CoreElected, MicroStep, Sealed, StepCommitted, StepOpened
+from gyre_engine.events.executions import Dispatched
+from gyre_engine.events.training import CoreElected, EvaluationReported, MicroStep, Published, Sealed, StepCommitted, StepOpened
 from gyre_engine.log.memory import MemoryLog, MemoryStore
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.scheduling.classes import ClassPlan
@@ -248,3 +249,24 @@ def test_steps_follow_each_other_with_satellites_that_pull_each_version(bench: B
         bench.until(lambda step=step: bench.committed == step, bench.satellites["c1"], bench.move_core)  # type: ignore[misc]
         bench.until(lambda step=step: step in bench.core_board.published, bench.move_core)  # type: ignore[misc]
     assert bench.optimizer.sums == [ALL] * 3
+
+
+def test_nothing_is_published_while_an_evaluation_samples_with_the_version_before(bench: Bench) -> None:
+    bench.role("c0", CellRole.TRAINING)
+    bench.log.append_all(
+        [
+            Dispatched(
+                execution="v000-val-0001.0.0", group="v000-val-0001", index=0, attempt=0, group_size=1, group_number=0,
+                class_number=0, query="q", source="s", split="val", harness="mini", weight_version=0, evaluation="v000-val",
+            )
+        ]
+    )  # fmt: skip
+    bench.move_core()
+    bench.open_step()
+    bench.until(lambda: bench.committed == 1, bench.move_core)
+    for _ in range(20):
+        bench.move_core()
+    assert [p.version for p in bench.events(Published)] == [0]  # type: ignore[attr-defined]
+    report = EvaluationReported(evaluation="v000-val", split="val", version=0, episodes=1, failed=0, mean=0.0, low=0.0, high=0.0)
+    bench.log.append_all([report])
+    bench.until(lambda: 1 in bench.core_board.published, bench.move_core)
