@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
+
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from gyre_engine.events import CodecError, Recorded
 from gyre_engine.log.intake import Intake, Raw
 from gyre_engine.log.kafka import KafkaLog
-from gyre_engine.log.kafka_follower import read_topic
-from gyre_engine.log.port import Log, Offsets
+from gyre_engine.log.kafka_follower import new_consumer, read_topic, require_harmless
+from gyre_engine.log.port import Log, LogUnavailable, Offsets
+from gyre_engine.log.presence import warm
 from gyre_engine.trees.facts import fact_of, read
 from gyre_engine.trees.forest import Forest
 
@@ -51,15 +55,37 @@ def grow(to: Log, forest: Forest) -> int:
 
 
 def _grow_raw(to: KafkaLog, forest: Forest) -> int:
+    """All partitions at once, each in its order; nothing of a message is looked at but its value."""
+    left = {place for place, end in to.ends([TOPIC]).items() if end}
+    consumer = new_consumer(to.places, "readers", 5)
+    warm(consumer, to.settings.request_timeout_s)
+    consumer.assign([TopicPartition(to.places.name(TOPIC), partition, 0) for _, partition in left])
     count = 0
-
-    def take(raw: Raw) -> None:
-        nonlocal count
-        count += 1
-        try:
-            forest.observe(read(raw.value).fact)
-        except CodecError as error:
-            log.warning("%s, partition %d, offset %d: %s", raw.topic, raw.partition, raw.offset, error)
-
-    each_record(to, TOPIC, take)
+    until = time.monotonic() + to.settings.request_timeout_s
+    try:
+        while left:
+            messages = consumer.consume(2000, 0.05)
+            if messages:
+                until = time.monotonic() + to.settings.request_timeout_s
+            elif time.monotonic() > until:
+                raise LogUnavailable(f"the log at {to.settings.bootstrap_servers} sent nothing of {TOPIC} within the limit")
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    count += _fold(forest, message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    left.discard((TOPIC, message.partition() or 0))
+                else:
+                    require_harmless(to.places, message, error)
+    finally:
+        consumer.close()
     return count
+
+
+def _fold(forest: Forest, message: Message) -> int:
+    value = message.value()
+    try:
+        forest.observe(read(value if value is None or isinstance(value, bytes) else value.encode()).fact)
+    except CodecError as error:
+        log.warning("%s, partition %s, offset %s: %s", TOPIC, message.partition(), message.offset(), error)
+    return 1

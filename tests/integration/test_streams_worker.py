@@ -29,6 +29,8 @@ from gyre_engine.events.executions import Dispatched, Ending, Finished, Scored
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.log.topics import admin, ensure_topics
+from gyre_engine.trees.forest import Forest
+from gyre_engine.trees.records import grow
 
 PATIENCE = 60.0
 WORKER = """
@@ -295,3 +297,14 @@ def test_a_second_worker_with_admission_is_refused(kafka_log: KafkaLog, start: S
     refused = first if first.poll() is not None else second
     _, errors = refused.communicate(timeout=PATIENCE)
     assert refused.returncode == 1 and "need all of them: stop the other worker" in errors
+
+
+def test_the_replay_path_grows_the_trees_that_stand_on_the_log(kafka_log: KafkaLog) -> None:
+    executions = [f"g.{index}.0" for index in range(6)]
+    kafka_log.append_all([call(execution, number) for number in range(20) for execution in executions])
+    kafka_log.produce_raw("model-calls", b"bad.0.0", b"{").result()
+    kafka_log.append(closing("g.5.0", 20)).result()
+    forest = Forest()
+    assert grow(kafka_log, forest) == 122
+    assert {name: len(tree.calls) for name, tree in forest.trees.items()} == dict.fromkeys(executions[:5], 20)
+    assert forest.ended == {"g.5.0"}
