@@ -15,6 +15,7 @@ from typing import Any
 import faust
 from faust.tables.manager import TableManager
 
+from gyre_engine.log.credentials import broker_credentials
 from gyre_engine.log.intake import Raw
 from gyre_engine.log.names import full_name, partitions_of
 from streams.derivation import Position
@@ -44,6 +45,7 @@ def configuration(settings: StreamsSettings) -> dict[str, Any]:
     servers = ";".join(f"kafka://{server}" for server in settings.kafka.bootstrap_servers.split(","))
     return {
         "broker": servers,
+        "broker_credentials": broker_credentials(settings.kafka.extra),
         "consumer_group_instance_id": f"{settings.app_id}.{settings.instance}",
         "consumer_auto_offset_reset": "earliest",
         "consumer_max_fetch_size": settings.kafka.message_max_bytes,

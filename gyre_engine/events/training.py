@@ -56,7 +56,7 @@ class GroupAdmitted(Event):
     deviation: float
     trains: bool
     reason: str
-    """Empty where it trains; else `zero-variance` or `too-few` (fewer than group.min executions count)."""
+    """Empty where it trains; else `zero-variance`, `too-few` (fewer than group.min executions count) or `nothing-to-train`."""
     executions: tuple[AdmittedExecution, ...]
     left_out: tuple[LeftOut, ...]
     """Executions that count neither in the baseline nor in training."""
