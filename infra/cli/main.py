@@ -24,25 +24,33 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=
 @app.command()
 @plainly
 def run(
-    experiment: Annotated[Path, typer.Argument(help="The experiment's TOML file.")],
+    experiment: Annotated[Path | None, typer.Argument(help="The experiment's TOML file.")] = None,
     set_: Overrides = None,
+    resume: Annotated[str, typer.Option(help="Go on with this run (or latest), as it is pinned on the log.")] = "",
     check: Annotated[bool, typer.Option("--check", help="Only check the config and what it names.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
 ) -> None:
     """Train: start what the config asks for, show progress, stop what was started."""
-    from infra.cli.running import Interrupted, quiet_logging, train
+    from infra.cli.running import Interrupted, quiet_logging, to_resume, train
     from infra.stack.checks import check_before_start
 
     quiet_logging(verbose)
-    config = load_config(experiment, set_ or [])
+    if (experiment is None) == (not resume):
+        fail("say what to run: an EXPERIMENT.toml, or --resume RUN")
+    if resume and set_:
+        fail("--resume goes on with what the run is pinned to; --set is for new runs")
+    if experiment is None:
+        resume, config = to_resume(resume, StackFolder.here())
+    else:
+        config = load_config(experiment, set_ or [])
     if check:
         check_before_start(config)
         print("the config can be run")
         return
     try:
-        train(config, StackFolder.here(), Console())
+        train(config, StackFolder.here(), Console(), resume=resume)
     except Interrupted:
-        fail("interrupted: the run was stopped in order; what it logged is kept (`gyre runs`)")
+        fail("interrupted: the run was stopped in order; `gyre run --resume latest` goes on with it")
 
 
 @app.command()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import signal
 import sys
@@ -15,7 +17,9 @@ from rich.live import Live
 
 from consumers.dashboard.terminal import Display, final_table, one_line
 from consumers.dashboard.view import RunView
-from gyre_engine.config import Config
+from gyre_engine.config import Config, config_from_json
+from infra.cli.attach import attach
+from infra.cli.errors import CommandError
 from infra.stack.layout import StackFolder
 from infra.stack.session import Session
 from infra.supervisor.spec import SupervisorEvent
@@ -36,9 +40,9 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM: the run is stopped in order."""
 
 
-def train(config: Config, folder: StackFolder, console: Console) -> Ran:
-    """Run to the end. Ctrl-C ends everything within 10 seconds and raises Interrupted."""
-    session = Session(config, folder, on_event=lambda e: _say(console, e))
+def train(config: Config, folder: StackFolder, console: Console, *, resume: str = "") -> Ran:
+    """Run to the end; `resume` names a run to go on with. Ctrl-C ends everything within 10 seconds and raises Interrupted."""
+    session = Session(config, folder, on_event=lambda e: _say(console, e), run=resume)
     outcome, reason = "failed", ""
     with _interrupts():
         try:
@@ -102,3 +106,15 @@ def _interrupts() -> Iterator[None]:
 def quiet_logging(verbose: bool) -> None:
     """The program's own log: warnings, or all of it."""
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, stream=sys.stderr, format="%(name)s: %(message)s")
+
+
+def to_resume(run: str, folder: StackFolder) -> tuple[str, Config]:
+    """The run to go on with, and the config that it is pinned to. Raises CommandError where it is over."""
+    with attach(run, folder) as attached:
+        info = attached.info
+    if info.ended is not None and info.ended.outcome == "completed":
+        raise CommandError(f"{info.run} is complete ({info.ended.steps} steps); start a new run, or `gyre eval {info.run}@STEP`")
+    config = config_from_json(info.started.config)
+    path = folder.root / "librdkafka.json"
+    extra = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return info.run, dataclasses.replace(config, kafka=dataclasses.replace(config.kafka, librdkafka=extra))

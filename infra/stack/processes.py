@@ -18,6 +18,12 @@ from infra.supervisor.spec import ProcessSpec, RestartPolicy
 ENTRIES = "infra.stack.entries"
 FIRST, ACTING, DERIVING, SHOWING, BROKER = 0, 1, 2, 3, 9
 """Stages of a stop: who starts work ends first, the log last."""
+ENGINES, TRAINERS = "preloader-engines", "preloader-trainers"
+PRELOADERS = {
+    ENGINES: ("gyre_engine.sampling.native", "producers.cells.engine_server"),
+    TRAINERS: ("gyre_engine.training.megatron", "gyre_engine.training.optimizer"),
+}
+"""Engines need torch alone and are up in half of the time that Megatron takes: agents begin while trainers still load."""
 PATIENT = RestartPolicy(limit=8, window_seconds=120.0)
 
 
@@ -45,7 +51,9 @@ def cell_processes(launch: Launch, folder: StackFolder, position: int) -> list[P
     args = {"folder": root, "position": position}
     return [
         _engine(config, launch, name, position, args),
-        ProcessSpec(f"{name}-trainer", target=f"{ENTRIES}:trainer", args=args, heavy=True, stage=ACTING, restart=PATIENT),
+        ProcessSpec(
+            f"{name}-trainer", target=f"{ENTRIES}:trainer", args=args, heavy=True, parent=TRAINERS, stage=ACTING, restart=PATIENT
+        ),
         ProcessSpec(f"{name}-agent", target=f"{ENTRIES}:cell_agent", args=args, stage=ACTING, restart=PATIENT),
     ]
 
@@ -54,7 +62,9 @@ def _engine(config: Config, launch: Launch, name: str, position: int, args: dict
     if config.cells.engine == "sglang":
         command = _sglang(config, launch.engine_urls[position])
         return ProcessSpec(f"{name}-engine", argv=command.argv, env=command.env, stage=ACTING, restart=PATIENT)
-    return ProcessSpec(f"{name}-engine", target=f"{ENTRIES}:engine", args=args, heavy=True, stage=ACTING, restart=PATIENT)
+    return ProcessSpec(
+        f"{name}-engine", target=f"{ENTRIES}:engine", args=args, heavy=True, parent=ENGINES, stage=ACTING, restart=PATIENT
+    )
 
 
 def _sglang(config: Config, url: str) -> SGLangLaunch:

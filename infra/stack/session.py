@@ -24,7 +24,7 @@ from infra.stack.checks import check_before_start
 from infra.stack.launch import Launch, launch_config
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
-from infra.stack.processes import BROKER, run_processes
+from infra.stack.processes import BROKER, PRELOADERS, run_processes
 from infra.stack.weights import image_hash
 from infra.supervisor.spec import ProcessSpec, SupervisorEvent
 from infra.supervisor.supervisor import Supervisor
@@ -32,8 +32,6 @@ from infra.supervisor.supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 BROKER_LIMIT_S = 90.0
-PRELOADED = ("gyre_engine.training.megatron", "gyre_engine.training.optimizer", "gyre_engine.sampling.native")
-"""Imported once, before engines and trainers are forked."""
 VERSIONS = ("gyre", "torch", "megatron-core", "faust-streaming", "confluent-kafka", "renderers", "tokenizers", "chdb")
 
 
@@ -45,14 +43,17 @@ class Session:
     folder: StackFolder
     on_event: Callable[[SupervisorEvent], None] | None = None
     run: str = ""
+    """Name of a run to go on with; empty: a new run."""
     supervisor: Supervisor | None = None
     launch: Launch | None = None
     log: KafkaLog | None = None
     view: RunView = field(init=False)
+    _resumed: bool = field(init=False, default=False)
     began: float = 0.0
 
     def __post_init__(self) -> None:
         self.view = RunView(self.config.run.steps)
+        self._resumed = bool(self.run)
         self.run = self.run or f"{self.config.run.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
 
     def start(self) -> None:
@@ -60,14 +61,15 @@ class Session:
         self.began = time.monotonic()
         check_before_start(self.config)
         self.folder.secret()
-        self.supervisor = Supervisor(self.folder.root, preload=PRELOADED, on_event=self.on_event)
+        self.supervisor = Supervisor(self.folder.root, preload=PRELOADERS, on_event=self.on_event)
         self.supervisor.preload()
         kafka = self._kafka()
         partitions = ensure_topics(kafka, self.run)
         self.launch = self._launch(kafka)
         self.launch.save(self.folder, dict(kafka.extra))
         self.log = KafkaLog(kafka, self.run)
-        start_run(self.log, self._run_started(partitions, kafka))
+        if not self._resumed:
+            start_run(self.log, self._run_started(partitions, kafka))
         self.supervisor.note(
             run=self.run, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix, proxy_url=self.launch.proxy_url,
             clickhouse_url=self.launch.clickhouse_url,

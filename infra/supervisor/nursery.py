@@ -16,7 +16,8 @@ from infra.supervisor.children import start_ticks
 from infra.supervisor.spec import ProcessSpec
 from infra.supervisor.target import child_environment
 
-PRELOADED = ("torch", "megatron.core.models.gpt")
+PRELOADERS = {"preloader": ("torch", "megatron.core.models.gpt")}
+"""Name -> what it imports once."""
 
 
 class HeavyChild:

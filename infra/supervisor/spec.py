@@ -30,7 +30,7 @@ class ProcessSpec:
 
     `target`  "module:function"; `args` (plain values) travel by a file that only the child reads, never by the command line.
     `argv`    a program and its arguments, instead of `target`.
-    `heavy`   forked from the preloader, where torch and Megatron are imported already (needs `target`).
+    `heavy`   forked from the preloader named `parent`, which has imported what takes long (needs `target`).
     `ends`    whether it may end by itself with status 0; anything else is started again.
     `stage`   processes of lower stages are stopped first.
     `ready`   asked by `Supervisor.wait_ready` until it says True.
@@ -42,6 +42,7 @@ class ProcessSpec:
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     heavy: bool = False
+    parent: str = "preloader"
     ends: bool = False
     stage: int = 0
     restart: RestartPolicy = RestartPolicy()

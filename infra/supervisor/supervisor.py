@@ -1,7 +1,7 @@
 """Starts the processes of a stack, keeps them up, ends them in order.
 
 One thread starts and watches everything: the kernel ties children to the thread that started them, so whatever ends this process,
-a SIGKILL too, ends them. Heavy processes are forked by the preloader (`nursery`), which is tied in the same way.
+a SIGKILL too, ends them. Heavy processes are forked by preloaders (`nest`), which are tied in the same way.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.supervisor.charge import Charge
-from infra.supervisor.nursery import PRELOADED, Nursery
-from infra.supervisor.spec import ProcessSpec, ProcessStatus, RestartPolicy, State, SupervisorEvent, describe_exit
+from infra.supervisor.nest import Nest
+from infra.supervisor.nursery import PRELOADERS
+from infra.supervisor.spec import ProcessSpec, ProcessStatus, State, SupervisorEvent, describe_exit
 from infra.supervisor.state import StackLock, write_state
 
 log = logging.getLogger(__name__)
@@ -43,20 +44,18 @@ class Supervisor:
         self,
         folder: Path,
         *,
-        preload: Sequence[str] = PRELOADED,
+        preload: Mapping[str, Sequence[str]] = PRELOADERS,
         on_event: Callable[[SupervisorEvent], None] | None = None,
         stop_seconds: float = STOP_SECONDS,
     ) -> None:
         self.folder = folder.absolute()
-        self._modules = tuple(preload)
         self._on_event = on_event
         self._stop_seconds = stop_seconds
         self._lock = StackLock(self.folder)
         (self.folder / "logs").mkdir(exist_ok=True)
         self._facts: dict[str, Any] = {}
         self._charges: dict[str, Charge] = {}
-        self._nursery: Nursery | None = None
-        self._nursery_policy = Charge(ProcessSpec("preloader", argv=("preloader",), restart=RestartPolicy(limit=3)))
+        self._nests = {name: Nest(name, modules, self.log_file(name)) for name, modules in preload.items()}
         self._orders: list[Callable[[], None]] = []
         self._mutex = threading.Lock()
         self._changed = threading.Condition()
@@ -69,7 +68,8 @@ class Supervisor:
 
     def preload(self) -> None:
         """Begin to import what the heavy processes need, so that it is there when they are started."""
-        self._order(self._open_nursery)
+        for nest in self._nests.values():
+            self._order(nest.open)
 
     def start(self, *specs: ProcessSpec) -> None:
         """Start processes. Heavy ones wait for the preloader."""
@@ -77,6 +77,8 @@ class Supervisor:
             with self._changed:
                 if spec.name in self._charges and self._charges[spec.name].state in (State.RUNNING, State.WAITING):
                     raise ValueError(f"a process named {spec.name!r} runs already")
+                if spec.heavy and spec.parent not in self._nests:
+                    raise ValueError(f"process {spec.name!r}: no preloader is named {spec.parent!r}")
                 self._charges[spec.name] = Charge(spec)
         if any(spec.heavy for spec in specs):
             self.preload()
@@ -187,13 +189,14 @@ class Supervisor:
     def _listen(self, seconds: float) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_out, selectors.EVENT_READ)
-            if self._nursery is not None:
-                selector.register(self._nursery.link, selectors.EVENT_READ)
+            for nest in self._nests.values():
+                if nest.nursery is not None:
+                    selector.register(nest.nursery.link, selectors.EVENT_READ, nest)
             for key, _ in selector.select(seconds):
                 if key.fileobj is self._wake_out:
                     self._wake_out.recv(4096)
-                elif self._nursery is not None and self._nursery.hear():
-                    self._say("ready", self._nursery_policy, self._nursery.words())
+                elif key.data.nursery.hear():
+                    self._say("ready", key.data.policy, key.data.nursery.words())
 
     def _take_orders(self) -> None:
         with self._mutex:
@@ -202,7 +205,9 @@ class Supervisor:
             work()
 
     def _look(self) -> None:
-        now, changed = time.monotonic(), self._watch_nursery()
+        now = time.monotonic()
+        watched = [self._watch(nest, now) for nest in self._nests.values()]
+        changed = any(watched)
         with self._changed:
             charges = list(self._charges.values())
         for charge in charges:
@@ -219,7 +224,8 @@ class Supervisor:
             self._after_end(charge, status, now)
             return True
         if charge.due(now) and self._can_start(charge):
-            charge.begin(self._nursery, self.log_file(charge.spec.name))
+            nest = self._nests.get(charge.spec.parent)
+            charge.begin(nest.nursery if nest else None, self.log_file(charge.spec.name))
             self._say("started", charge, "heavy" if charge.spec.heavy else "")
             return True
         charge.press(now)
@@ -233,32 +239,22 @@ class Supervisor:
             self._say("restarting", charge, f"{charge.last_exit}; again in {delay:.2g} s")
 
     def _can_start(self, charge: Charge) -> bool:
-        return not charge.spec.heavy or (self._nursery is not None and self._nursery.ready)
+        return not charge.spec.heavy or self._nests[charge.spec.parent].ready
 
-    def _open_nursery(self) -> None:
-        if self._nursery is None:
-            self._nursery = Nursery(self._modules, self.log_file("preloader"))
+    def _watch(self, nest: Nest, now: float) -> bool:
+        status = nest.lost()
+        if status is None:
+            return nest.open_again(now)
+        self._say("ended", nest.policy, describe_exit(status))
+        self._after_end(nest.policy, status or 1, now)
+        if nest.policy.state is State.FAILED:
+            self._fail_children(nest)
+        return True
 
-    def _watch_nursery(self) -> bool:
-        policy, now = self._nursery_policy, time.monotonic()
-        if self._nursery is not None and (status := self._nursery.lost()) is not None:
-            self._nursery.link.close()
-            self._nursery = None
-            self._say("ended", policy, describe_exit(status))
-            self._after_end(policy, status or 1, now)
-            if policy.state is State.FAILED:
-                self._fail_heavy()
-            return True
-        if self._nursery is None and policy.restarts and policy.due(now):
-            self._open_nursery()
-            policy.state = State.RUNNING
-            return True
-        return False
-
-    def _fail_heavy(self) -> None:
+    def _fail_children(self, nest: Nest) -> None:
         for charge in list(self._charges.values()):
-            if charge.spec.heavy:
-                charge.fail(f"has no parent: the preloader {self._nursery_policy.last_exit}{self.tail('preloader')}")
+            if charge.spec.heavy and charge.spec.parent == nest.name:
+                charge.fail(f"has no parent: {nest.name} {nest.policy.last_exit}{self.tail(nest.name)}")
 
     def _end_all(self) -> None:
         until = time.monotonic() + self._stop_seconds
@@ -269,8 +265,9 @@ class Supervisor:
         for at, stage in enumerate(stages):
             share = (until - time.monotonic()) * (1.0 if at == len(stages) - 1 else 0.6)
             self._end_stage([charge for charge in charges if charge.spec.stage == stage], share)
-        if self._nursery is not None:
-            self._nursery.close(1.0)
+        for nest in self._nests.values():
+            if nest.nursery is not None:
+                nest.nursery.close(1.0)
         self._write()
         with self._changed:
             self._changed.notify_all()
@@ -281,8 +278,9 @@ class Supervisor:
             charge.retire(kill_at)
         while any(charge.alive for charge in charges) and time.monotonic() < kill_at + 2.0:
             self._listen(0.02)
-            if self._nursery is not None:
-                self._nursery.lost()
+            for nest in self._nests.values():
+                if nest.nursery is not None:
+                    nest.nursery.lost()
             for charge in charges:
                 charge.press(time.monotonic())
                 if (status := charge.ended()) is not None:
@@ -299,9 +297,8 @@ class Supervisor:
     def _write(self) -> None:
         with self._changed:
             facts: Mapping[str, Any] = dict(self._facts)
-        nursery = self._nursery
-        own = [] if nursery is None else [ProcessStatus("preloader", State.RUNNING, nursery.process.pid, nursery.start)]
-        write_state(self.folder, facts, [*self.statuses(), *own])
+        parents = [status for nest in self._nests.values() if (status := nest.status()) is not None]
+        write_state(self.folder, facts, [*self.statuses(), *parents])
 
 
 def until_signal(supervisor: Supervisor) -> None:

@@ -89,3 +89,25 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     gone, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
     assert len(gone) == len(children)
+
+
+def test_a_run_whose_supervisor_was_killed_is_resumed_and_nothing_is_trained_twice(tmp_path: Path) -> None:
+    program = Gyre(tmp_path)
+    process = program.start("run", str(write_experiment(tmp_path)), *settings("run.steps=4", "run.checkpoint_every=2"))
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 2/"):
+            break
+    process.kill()
+    process.communicate(timeout=30)
+    program("run", "--resume", "latest", limit=400)
+    admitted = [e["group"] for e in program.tail("trajectories")]
+    assert sorted(admitted) == sorted(set(admitted))
+    training = program.tail("training")
+    commits = [e for e in training if e["type"] == "step-committed"]
+    assert [c["step"] for c in commits] == [1, 2, 3, 4]
+    opened = {(e["step"], e["attempt"]): e["groups"] for e in training if e["type"] == "step-opened"}
+    trained = [g for c in commits for g in opened[c["step"], c["attempt"]]]  # type: ignore[attr-defined]
+    assert sorted(trained) == sorted(admitted)
+    assert len(trained) == 4 * 3
+    assert "4 steps verified" in program("replay", "latest", "--verify", limit=300)

@@ -46,7 +46,7 @@ def events() -> list[SupervisorEvent]:
 
 @pytest.fixture
 def supervisor(tmp_path: Path, events: list[SupervisorEvent]) -> Iterator[Supervisor]:
-    running = Supervisor(tmp_path / "stack", preload=["fractions"], on_event=events.append)
+    running = Supervisor(tmp_path / "stack", preload={"preloader": ["fractions"]}, on_event=events.append)
     yield running
     running.stop()
 
@@ -182,9 +182,9 @@ def test_when_the_preloader_dies_it_and_its_children_come_back(supervisor: Super
 
 
 def test_a_preloader_that_cannot_import_gives_up_by_name(tmp_path: Path) -> None:
-    supervisor = Supervisor(tmp_path / "stack", preload=["no_such_module_at_all"])
+    supervisor = Supervisor(tmp_path / "stack", preload={"preloader": ["no_such_module_at_all"]})
     supervisor.start(spec("h", "heavy", tmp_path / "note", heavy=True))
-    with pytest.raises(ProcessGaveUp, match=r"h has no parent: the preloader ended with status 1(.|\n)*no_such_module_at_all"):
+    with pytest.raises(ProcessGaveUp, match=r"h has no parent: preloader ended with status 1(.|\n)*no_such_module_at_all"):
         supervisor.wait(30)
     supervisor.stop()
 
@@ -195,7 +195,7 @@ from pathlib import Path
 from infra.supervisor.spec import ProcessSpec
 from infra.supervisor.supervisor import Supervisor, until_signal
 folder, here = Path(sys.argv[1]), sys.argv[2]
-supervisor = Supervisor(folder, preload=["fractions"])
+supervisor = Supervisor(folder, preload={"preloader": ["fractions"]})
 def one(name, function, **rest):
     return ProcessSpec(name, target=f"supervised_targets:{function}", args={"note": str(folder / name)},
                        env={"PYTHONPATH": here}, **rest)
