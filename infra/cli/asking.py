@@ -13,7 +13,7 @@ def ask(folder: StackFolder, sql: str, form: str | None) -> int:
     """Print the rows; the exit status."""
     state = read_state(folder.root)
     launch = Launch.load(folder) if folder.launch.exists() else None
-    running = state is not None and state.running
+    running = state is not None and state.serving
     if state is not None and running and state.facts.get("clickhouse_url"):
         return query(reader_address(str(state.facts["clickhouse_url"])), sql, form)
     if launch is not None and launch.clickhouse_url and (running or launch.settings.clickhouse.url):

@@ -38,7 +38,7 @@ def kafka(folder: StackFolder) -> Iterator[KafkaSettings]:
     """How this folder's log is reached: the running stack's, the broker that its last run named, or its own, started for now."""
     state = read_state(folder.root)
     launch = Launch.load(folder) if folder.launch.exists() else None
-    if state is not None and state.running and "bootstrap_servers" in state.facts:
+    if state is not None and state.serving and "bootstrap_servers" in state.facts:
         yield _settings(folder, str(state.facts["bootstrap_servers"]), str(state.facts["prefix"]))
     elif launch is not None and launch.settings.kafka.bootstrap_servers:
         yield launch.kafka(folder)

@@ -81,7 +81,7 @@ def _plain(value: Any) -> Any:
 def status(console: Console) -> int:
     """The processes of this folder's stack; 0 where it runs."""
     state = read_state(StackFolder.here().root)
-    if state is None or not state.running:
+    if state is None or not state.serving:
         console.print("no stack runs in this folder")
         return 1
     table = Table("process", "state", "pid", "restarts", "last exit")

@@ -37,6 +37,11 @@ class StackState:
         """Whether the supervisor that wrote it still runs."""
         return alive(self.pid, self.start)
 
+    @property
+    def serving(self) -> bool:
+        """Whether it still keeps processes: a supervisor that has stopped its stack may live on."""
+        return self.running and bool(self.left_over())
+
     def left_over(self) -> list[ProcessStatus]:
         """Its processes that still run."""
         return [process for process in self.processes if process.pid and alive(process.pid, process.start)]

@@ -94,7 +94,9 @@ def render_finish(request: GenerateRequest, part: Completion | Chunk) -> Json | 
 
 
 def render_spans(answer: Completion) -> list[Json]:
-    """Spans over the whole output so far."""
+    """Spans over the whole output so far; none where nothing was sampled, as when a call is aborted before its first token."""
+    if not answer.weight_spans:
+        return []
     ends = [start for start, _ in answer.weight_spans[1:]] + [len(answer.output_ids)]
     return [
         {"version": version, "start": start, "end": end} for (start, version), end in zip(answer.weight_spans, ends, strict=True)

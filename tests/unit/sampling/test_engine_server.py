@@ -163,3 +163,17 @@ async def test_an_engine_that_breaks_midway_tells_the_client() -> None:
         with pytest.raises(EngineFailed, match="the device fell off"):
             await complete(client, GenerateRequest("broken", [1, 2, 3]))
         await client.close()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_call_that_is_aborted_before_its_first_token_ends_with_nothing(served: Served, streamed: bool) -> None:
+    """As at a role switch: the proxy takes the call elsewhere, so this must be an answer and no error."""
+    client = SGLangEngine(f"http://127.0.0.1:{served.port}")
+    request = GenerateRequest("early", [1, 2, 3], SamplingParams(max_tokens=30), streamed=streamed)
+    call = asyncio.create_task(complete(client, request))
+    while not (await client.stats()).running:
+        await asyncio.sleep(0)
+    await client.pause(abort=True)
+    answer = await asyncio.wait_for(call, 10)
+    assert (answer.output_ids, answer.logprobs, answer.weight_spans, answer.finish_reason) == ((), (), (), "abort")
+    await client.close()
