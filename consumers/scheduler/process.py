@@ -8,17 +8,17 @@ promises  commands only under an epoch that it has read back as the highest; one
 from __future__ import annotations
 
 import logging
-import signal
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from consumers.scheduler.view import TOPICS, View
 from gyre_engine.events.cells import SchedulerElected, SwitchRole
-from gyre_engine.log import Follower, Log, LogUnavailable
+from gyre_engine.log import Follower, Log
+from gyre_engine.log.catching_up import catch_up, read_until
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.elastic import Switch, next_switch
+from gyre_engine.signals import stop_event
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Deposed(RuntimeError):
 
 def run(settings: SchedulerSettings, log: Log, stop: threading.Event | None = None) -> None:
     """Command until SIGTERM or `stop`."""
-    ending = stop or _stop_on_signal()
+    ending = stop or stop_event()
     view = View(settings.plan, settings.group_size)
     follower = log.follow(TOPICS)
     try:
@@ -75,38 +75,22 @@ def _command(settings: SchedulerSettings, log: Log, view: View, follower: Follow
     )  # fmt: skip
     logger.info("%s to %s: %s", switch.cell, switch.to.value, switch.reason)
     log.append_all([command])
-    _read_back(view, follower, lambda: view.commanded.get(switch.cell) == command)
+    read_until(
+        follower, view.see, lambda: view.commanded.get(switch.cell) == command or view.epoch != command.epoch,
+        "the topic commands did not give back the command that was just written",
+    )  # fmt: skip
 
 
 def _elect(settings: SchedulerSettings, log: Log, view: View, follower: Follower) -> int:
-    follower.mark_end()
-    while not follower.at_end():
-        for record in follower.poll(0.2):
-            view.see(record)
+    catch_up(follower, view.see, "the scheduler")
     for _ in range(10):
         mine = view.epoch + 1
         log.append_all([SchedulerElected(epoch=mine, holder=settings.holder)])
-        _read_back(view, follower, partial(_rules, view, mine))
+        read_until(follower, view.see, partial(_rules, view, mine), "the topic commands did not give back the election")
         if (view.epoch, view.holder) == (mine, settings.holder):
             return mine
     raise Deposed(f"scheduler {settings.holder}: other schedulers keep winning; is more than one configured?")
 
 
-def _read_back(view: View, follower: Follower, seen: Callable[[], bool], polls: int = 300) -> None:
-    for _ in range(polls):
-        if seen():
-            return
-        for record in follower.poll(0.2):
-            view.see(record)
-    raise LogUnavailable("the topic commands did not give back what was just written to it, after 60 s")
-
-
 def _rules(view: View, epoch: int) -> bool:
     return view.epoch >= epoch
-
-
-def _stop_on_signal() -> threading.Event:
-    ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
-    return ending

@@ -5,25 +5,21 @@ Pure bookkeeping: `see` takes one record after the other, in the log's order a t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import packed
 from gyre_engine.events import Recorded
-from gyre_engine.events.calls import ModelCall, ProxyOwns
 from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged
-from gyre_engine.events.executions import Discarded, Dispatched
 from gyre_engine.events.training import (
     Claimed,
-    EvaluationReported,
-    GroupAdmitted,
     MemberJoined,
     MicroStep,
     Published,
     Sealed,
     StepCommitted,
 )
+from gyre_engine.training.backlog import Backlog
 from gyre_engine.training.ledger import Ledger, apply
 
 LEDGER_TOPICS = ("training", "micro-steps", "cells")
@@ -31,68 +27,30 @@ CORE_TOPICS = (*LEDGER_TOPICS, "trajectories", "executions", "model-calls")
 
 
 @dataclass(slots=True)
-class Calls:
-    """Model calls of the executions that may still be trained on. State: the deltas of executions not yet trained."""
-
-    by_execution: dict[str, list[ModelCall]] = field(default_factory=dict)
-    epochs: dict[str, int] = field(default_factory=dict)
-    ignored: set[str] = field(default_factory=set)
-
-    def see(self, event: ModelCall) -> None:
-        """Keep the call, unless a successor owns the execution (log-rules, 9) or it never trains."""
-        if event.execution in self.ignored or event.owner_epoch < self.epochs.get(event.execution, 0):
-            return
-        known = self.by_execution.setdefault(event.execution, [])
-        if all(call.call != event.call for call in known[-4:]):
-            known.append(event)
-
-    def ignore(self, execution: str) -> None:
-        self.ignored.add(execution)
-        self.forget([execution])
-
-    def forget(self, executions: Iterable[str]) -> None:
-        for execution in executions:
-            self.by_execution.pop(execution, None)
-            self.epochs.pop(execution, None)
-
-
-@dataclass(slots=True)
 class Board:
-    """Everything that a trainer knows, from the log alone."""
+    """Everything that a trainer knows, from the log alone, whichever topic is read first."""
 
     cell: str
     ledger: Ledger = field(default_factory=Ledger)
     role: CellRole = CellRole.SAMPLING
     packs: dict[str, PackedMicroStep] = field(default_factory=dict)
+    """Micro-steps of steps that are not committed yet."""
     published: dict[int, Published] = field(default_factory=dict)
     position: int = -1
     """Offset of the last ledger event read."""
-    admitted: list[GroupAdmitted] = field(default_factory=list)
-    consumed: set[str] = field(default_factory=set)
-    calls: Calls = field(default_factory=Calls)
-    evaluations: set[str] = field(default_factory=set)
-    """Evaluations that were dispatched and are not reported yet: they are pinned to the published version."""
+    backlog: Backlog = field(default_factory=Backlog)
     progress: dict[str, int] = field(default_factory=dict)
     """Ledger events seen a cell: what a lease watches."""
+    _steps: dict[str, int] = field(default_factory=dict)
 
     def see(self, record: Recorded) -> None:
         """Take one record into account."""
+        self.backlog.see(record.event)
         match record.event:
-            case MicroStep() as event:
-                self.packs[event.micro_step] = packed(event)
+            case MicroStep() as event if event.step > self.ledger.step:
+                self.packs[event.micro_step], self._steps[event.micro_step] = packed(event), event.step
             case RoleChanged(cell=self.cell, role=role) | CellStarted(cell=self.cell, role=role):
                 self.role = role
-            case GroupAdmitted() as event:
-                self.admitted.append(event)
-            case Dispatched(evaluation=str() as evaluation, execution=execution):
-                self.evaluations.add(evaluation)
-                self.calls.ignore(execution)
-            case Discarded(execution=execution):
-                self.calls.ignore(execution)
-            case ProxyOwns() as event:
-                self.calls.epochs[event.execution] = max(event.owner_epoch, self.calls.epochs.get(event.execution, 0))
-            case ModelCall() as event:
-                self.calls.see(event)
             case _ if record.topic == "training":
                 self.position = record.offset
                 self._ledger(record)
@@ -104,15 +62,12 @@ class Board:
             case Claimed() | Sealed() | MemberJoined():
                 self.progress[event.cell] = self.progress.get(event.cell, 0) + 1
             case StepCommitted() if self.ledger.committed is event and before.open is not None:
-                self._committed(before.open.opened.groups)
-            case EvaluationReported():
-                self.evaluations.discard(event.evaluation)
+                self._committed(event.step, before.open.opened.groups)
             case Published() if event.core_epoch == self.ledger.core_epoch:
                 self.published = {v: p for v, p in self.published.items() if v > event.version - 2}
                 self.published[event.version] = event
 
-    def _committed(self, groups: tuple[str, ...]) -> None:
-        self.consumed |= set(groups)
-        self.packs.clear()
-        done = [g for g in self.admitted if g.group in self.consumed]
-        self.calls.forget(e.execution for g in done for e in g.executions)
+    def _committed(self, step: int, groups: tuple[str, ...]) -> None:
+        self.backlog.consume(groups)
+        self._steps = {name: of for name, of in self._steps.items() if of > step}
+        self.packs = {name: pack for name, pack in self.packs.items() if name in self._steps}

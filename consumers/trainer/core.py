@@ -21,7 +21,7 @@ from consumers.trainer.publisher import Publisher
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.batching.step_inputs import StepInputs, missing_calls, probe, step_inputs
 from gyre_engine.events.cells import CellRole
-from gyre_engine.events.training import CoreElected, MemberReleased, Sealed, StepCommitted, StepOpened, Waiting
+from gyre_engine.events.training import MemberReleased, Sealed, StepCommitted, StepOpened, Waiting
 from gyre_engine.scheduling.classes import missing_groups, next_groups
 from gyre_engine.training.ledger import OpenStep
 from gyre_engine.training.merge import buffer_hash, merge, update
@@ -29,6 +29,10 @@ from gyre_engine.training.replica import Optimizer, TrainingError, UpdateMetrics
 from gyre_engine.transfer import Descriptor, IntegrityError, PeerLost, Region, Transfer, WrongKey
 
 Buffer = NDArray[np.float32]
+
+
+class Deposed(RuntimeError):
+    """Another core has won a higher epoch (log-rules, 8)."""
 
 
 @dataclass(slots=True)
@@ -43,17 +47,17 @@ class Core:
     """The ruling core, after its election and recovery. `advance` makes at most one move and says whether it made one."""
 
     def __init__(
-        self, settings: TrainerSettings, pen: Pen, board: Board, optimizer: Optimizer, transfer: Transfer, trainee: Trainee,
-        publisher: Publisher,
+        self, settings: TrainerSettings, epoch: int, pen: Pen, board: Board, optimizer: Optimizer, transfer: Transfer,
+        trainee: Trainee, publisher: Publisher,
     ) -> None:  # fmt: skip
-        self._settings, self._pen, self._board = settings, pen, board
+        self._settings, self._epoch, self._pen, self._board = settings, epoch, pen, board
         self._optimizer, self._transfer = optimizer, transfer
         self._trainee, self._publisher = trainee, publisher
         self._fetched: dict[tuple[str, int], Buffer] = {}
         self._inputs: StepInputs | None = None
         self._progress: dict[str, tuple[int, float]] = {}
         self._patience = Patience(time.monotonic())
-        self._unpublished: list[int] | None = None
+        self.unpublished: list[int] | None = None
         """The probe of a committed version that is not published yet."""
 
     @property
@@ -62,14 +66,15 @@ class Core:
         return self._board.ledger.step >= self._settings.plan.steps
 
     def advance(self) -> bool:
-        """One move."""
+        """One move. Raises Deposed where another core rules."""
+        self._require_rule()
         if not self._pen.dry:
             return False
         step = self._board.ledger.open
-        if self._unpublished is not None:
-            return self._publish(self._unpublished)
+        if self.unpublished is not None:
+            return self._publish(self.unpublished)
         if step is None:
-            return False if self.done or self._board.role is not CellRole.TRAINING else self._open()
+            return False if self.done else self._open()
         self._patience = Patience(time.monotonic())
         self._release_the_silent(step)
         moved = self._fetch(step)
@@ -79,15 +84,25 @@ class Core:
             return True
         return self._merge(step) or moved
 
+    def _require_rule(self) -> None:
+        ledger = self._board.ledger
+        if (ledger.core_epoch, ledger.core_holder) != (self._epoch, self._settings.holder):
+            raise Deposed(
+                f"the core of epoch {self._epoch} ({self._settings.holder}) ends: {ledger.core_holder} rules with {ledger.core_epoch}"
+            )
+
     def _open(self) -> bool:
         board, settings = self._board, self._settings
-        groups = next_groups(board.admitted, board.consumed, settings.plan)
-        unread = missing_calls(groups, board.calls.by_execution) if groups else ()
+        backlog = board.backlog
+        groups = next_groups(backlog.admitted, backlog.consumed, settings.plan)
+        unread = missing_calls(groups, backlog.calls) if groups else ()
         if groups is None or unread:
             self._name_what_is_missing(unread)
             return False
+        if board.role is not CellRole.TRAINING:
+            return False
         inputs = step_inputs(
-            board.ledger.step + 1, groups, board.calls.by_execution, max_tokens=settings.micro_step_tokens,
+            board.ledger.step + 1, groups, backlog.calls, max_tokens=settings.micro_step_tokens,
             context=settings.context, aggregate=settings.aggregate, config_hash=settings.config_hash,
         )  # fmt: skip
         self._inputs, self._fetched = self._fresh(inputs), {}
@@ -106,14 +121,16 @@ class Core:
     def _opened(self, inputs: StepInputs) -> StepOpened:
         ledger = self._board.ledger
         return StepOpened(
-            core_epoch=ledger.core_epoch, step=ledger.step + 1, attempt=ledger.attempts + 1,
+            core_epoch=self._epoch, step=ledger.step + 1, attempt=ledger.attempts + 1,
             weights_hash=self._publisher.weights_hash, groups=tuple(g.group for g in inputs.groups), scores=inputs.scores,
             micro_steps=tuple(m.micro_step for m in inputs.micro_steps), executions=inputs.executions, divisor=inputs.divisor,
             staleness_max=inputs.staleness_max, staleness_mean=inputs.staleness_mean,
         )  # fmt: skip
 
     def _name_what_is_missing(self, unread: tuple[str, ...]) -> None:
-        missing = missing_groups(self._board.admitted, self._board.consumed, self._settings.plan)
+        backlog = self._board.backlog
+        known = {g.group_number for g in backlog.admitted} | set(backlog.consumed.values())
+        missing = missing_groups(known, len(backlog.consumed), self._settings.plan)
         self._name(tuple(f"group {n}" for n in missing[:16]) + tuple(f"model calls of {e}" for e in unread[:16]))
 
     def _name(self, names: tuple[str, ...]) -> None:
@@ -123,7 +140,7 @@ class Core:
             return
         self._patience.said = now
         waited = int((now - self._patience.since) * 1e6)
-        self._pen.write([Waiting(core_epoch=ledger.core_epoch, step=ledger.step + 1, waited_us=waited, waiting_for=names)])
+        self._pen.write([Waiting(core_epoch=self._epoch, step=ledger.step + 1, waited_us=waited, waiting_for=names)])
 
     def _release_the_silent(self, step: OpenStep) -> None:
         now = time.monotonic()
@@ -137,7 +154,7 @@ class Core:
 
     def _release(self, cell: str, epoch: int, reason: str) -> None:
         self._fetched.pop((cell, epoch), None)
-        released = MemberReleased(core_epoch=self._board.ledger.core_epoch, cell=cell, member_epoch=epoch, reason=reason)
+        released = MemberReleased(core_epoch=self._epoch, cell=cell, member_epoch=epoch, reason=reason)
         self._pen.write([released])
 
     def _fetch(self, step: OpenStep) -> bool:
@@ -171,45 +188,41 @@ class Core:
         own = self._trainee.buffer()
         buffers = [own if cell == self._settings.cell else self._fetched[cell, epoch] for cell, epoch in step.merge_order]
         if any(b is None for b in buffers):
-            # This process was re-elected between its seal and here: start the attempt again under a new epoch.
-            self._pen.write(
-                [
-                    CoreElected(
-                        core_epoch=self._board.ledger.core_epoch + 1, holder=self._settings.holder, cell=self._settings.cell
-                    )
-                ]
-            )
-            return True
+            raise TrainingError(f"step {step.opened.step}: this process sealed gradients that it does not hold any more")
         gradient = merge([b for b in buffers if b is not None])
         done = update(self._optimizer, gradient, step.opened.divisor, self._settings.hyper)
         self._commit(step, done)
         return True
 
     def _commit(self, step: OpenStep, done: UpdateMetrics | None) -> None:
-        opened, ledger = step.opened, self._board.ledger
+        opened = step.opened
         weights_hash = self._publisher.export()
         seals = [m.sealed for m in step.members.values() if m.sealed is not None]
         loss = sum(s.loss_sum for s in seals) / opened.executions if opened.executions else 0.0
         committed = StepCommitted(
-            core_epoch=ledger.core_epoch, step=opened.step, attempt=opened.attempt, merge_order=step.merge_order,
+            core_epoch=self._epoch, step=opened.step, attempt=opened.attempt, merge_order=step.merge_order,
             weights_hash=weights_hash, executions=opened.executions, grad_norm=done.grad_norm if done else 0.0, loss=loss,
             reward_mean=self._inputs.reward_mean if self._inputs else 0.0, metrics=_sums(seals),
         )  # fmt: skip
         self._trainee.holds(opened.step)
-        self._unpublished = probe(self._inputs.micro_steps) if self._inputs else []
+        self.unpublished = probe(self._inputs.micro_steps) if self._inputs else []
         place = self._pen.write([committed])
         every, last = self._settings.checkpoint_every, opened.step == self._settings.plan.steps
         if last or (every and opened.step % every == 0):
-            self._publisher.checkpoint(ledger.core_epoch, opened.step, place, self._settings.checkpoint_url)
+            self._publisher.checkpoint(self._epoch, opened.step, place, self._settings.checkpoint_url)
 
     def _publish(self, probe_ids: list[int]) -> bool:
         """Publish what is committed; not while an evaluation samples with the version before (learning.md, 10)."""
-        if self._board.evaluations:
-            self._name(tuple(f"evaluation {e}" for e in sorted(self._board.evaluations)))
-            return False
+        plan, version, backlog = self._settings.plan, self._board.ledger.step, self._board.backlog
+        if plan.for_samplers(version):
+            due = self._settings.evaluation.pinned_before(version, plan.mu, plan.steps)
+            awaited = sorted((backlog.evaluations | set(due)) - backlog.reported)
+            if awaited:
+                self._name(tuple(f"evaluation {e}" for e in awaited))
+                return False
         ledger = self._board.ledger
-        self._unpublished = None
-        self._publisher.publish(ledger.core_epoch, ledger.step, probe_ids)
+        self.unpublished = None
+        self._publisher.publish(self._epoch, ledger.step, probe_ids)
         return True
 
 

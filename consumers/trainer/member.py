@@ -6,6 +6,7 @@ promises  computes only what it has read back as its own; writes no more to a bu
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -20,7 +21,9 @@ from gyre_engine.events.training import Claimed, MemberJoined, Sealed
 from gyre_engine.training.ledger import Member, OpenStep
 from gyre_engine.training.merge import buffer_hash
 from gyre_engine.training.replica import StepMetrics, TrainingReplica
-from gyre_engine.transfer import Descriptor, Region, Transfer
+from gyre_engine.transfer import Descriptor, IntegrityError, PeerLost, Region, Transfer, WrongKey
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -103,7 +106,12 @@ class Trainee:
         published = self._board.published.get(version)
         if published is None or published.weights_hash != weights_hash:
             return False
-        self._replica.load(pull(self._transfer, published.descriptor, published.nbytes, self._settings.lease_s), version)
+        try:
+            image = pull(self._transfer, published.descriptor, published.nbytes, self._settings.lease_s)
+        except (PeerLost, WrongKey, IntegrityError) as error:
+            logger.warning("%s: version %d cannot be read yet: %s", self._settings.cell, version, error)
+            return False
+        self._replica.load(image, version)
         self._held_version = version
         return True
 
@@ -111,7 +119,8 @@ class Trainee:
         seat = self.seat
         assert seat is not None
         todo = [m for m in member.assigned if m not in seat.done]
-        leaving = self._board.role is not CellRole.TRAINING
+        # The core stays to the end of its step: nobody else would take over what it left.
+        leaving = self._board.role is not CellRole.TRAINING and not self._settings.core
         if not leaving and len(todo) < self._settings.claim_ahead and step.free:
             self._claim(seat, self._settings.claim_ahead - len(todo))
             if not todo:

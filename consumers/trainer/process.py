@@ -8,7 +8,6 @@ promises  ends with an error, never in silence, where the ledger cannot be follo
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,9 @@ from consumers.trainer.publisher import Publisher, small_files
 from consumers.trainer.recovery import elect, recover
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.events.training import CoreElected
-from gyre_engine.log import Follower, Log, LogUnavailable
+from gyre_engine.log import Follower, Log
+from gyre_engine.log.catching_up import catch_up, read_until
+from gyre_engine.signals import stop_event
 from gyre_engine.training.replica import ReplicaOptions
 from gyre_engine.transfer import Transfer
 from gyre_engine.transfer.tcp import TcpTransfer
@@ -41,7 +42,7 @@ def run(settings: TrainerSettings, log: Log, stop: threading.Event | None = None
     from gyre_engine.training.megatron import MegatronReplica
     from gyre_engine.training.shape import ModelShape
 
-    ending = stop or _stop_on_signal()
+    ending = stop or stop_event()
     replica = MegatronReplica(ModelShape.of_folder(Path(settings.model_path)), ReplicaOptions(temperature=settings.temperature))
     board = Board(settings.cell)
     pen = Pen(log, board, settings.lease_s)
@@ -49,7 +50,7 @@ def run(settings: TrainerSettings, log: Log, stop: threading.Event | None = None
     transfer = TcpTransfer(settings.transfer_host, secret=settings.secret or None)
     trainee = Trainee(settings, pen, board, replica, transfer)
     try:
-        _catch_up(follower, board, ending)
+        catch_up(follower, board.see, f"the trainer of {settings.cell}")
         if settings.core:
             core = _take_over(settings, log, (follower, board, pen), replica, trainee, transfer)
             _loop(follower, board, core.advance, ending)
@@ -68,13 +69,6 @@ def _loop(follower: Follower, board: Board, advance: Callable[[], bool], ending:
         busy = advance()
 
 
-def _catch_up(follower: Follower, board: Board, ending: threading.Event) -> None:
-    follower.mark_end()
-    while not follower.at_end() and not ending.is_set():
-        for record in follower.poll(0.2):
-            board.see(record)
-
-
 def _take_over(
     settings: TrainerSettings,
     log: Log,
@@ -89,7 +83,7 @@ def _take_over(
 
     def write(epoch: int) -> None:
         pen.write([CoreElected(core_epoch=epoch, holder=settings.holder, cell=settings.cell)])
-        _read_until_dry(follower, board, pen)
+        read_until(follower, board.see, lambda: pen.dry, "the ledger did not give back the election that was just written")
 
     optimizer = AdamW(replica.parameters)
     epoch = elect(settings, write, lambda: (board.ledger.core_epoch, board.ledger.core_holder))
@@ -97,22 +91,12 @@ def _take_over(
     trainee.holds(version)
     publisher = Publisher(pen, replica, optimizer, transfer, small_files(Path(settings.model_path)))
     publisher.export()
-    publisher.publish(epoch, version, [])
+    core = Core(settings, epoch, pen, board, optimizer, transfer, trainee, publisher)
+    before = board.ledger.published
+    if before is None or before.version == version:
+        publisher.publish(epoch, version, [])
+    else:
+        # Committed, and the old core died before it could publish: an evaluation may still sample with the version before.
+        core.unpublished = []
     logger.info("core of epoch %d at step %d", epoch, version)
-    return Core(settings, pen, board, optimizer, transfer, trainee, publisher)
-
-
-def _read_until_dry(follower: Follower, board: Board, pen: Pen, polls: int = 300) -> None:
-    for _ in range(polls):
-        if pen.dry:
-            return
-        for record in follower.poll(0.2):
-            board.see(record)
-    raise LogUnavailable("the training ledger did not give back what was just written to it, after 60 s")
-
-
-def _stop_on_signal() -> threading.Event:
-    ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
-    return ending
+    return core

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.training.replica import Hyper
 
 
@@ -32,6 +33,7 @@ class TrainerSettings:
     aggregate: str = "two-level"
     hyper: Hyper = field(default_factory=Hyper)
     config_hash: str = ""
+    evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     claim_ahead: int = 2
     """Micro-steps that a member holds at most: the one it computes and one ahead, to hide the round trip (log-rules, 5)."""
     straggler_s: float = 30.0

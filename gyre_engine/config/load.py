@@ -59,8 +59,13 @@ def to_json(config: Config) -> str:
     secret = re.compile(r"password|secret|token|key$", re.IGNORECASE)
     rd = tree["kafka"]["librdkafka"]
     tree["kafka"]["librdkafka"] = {k: ("***" if secret.search(k) else v) for k, v in rd.items()}
-    tree["clickhouse"]["url"] = re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", tree["clickhouse"]["url"])
+    tree["clickhouse"]["url"] = masked_url(tree["clickhouse"]["url"])
     return json.dumps(tree, sort_keys=True)
+
+
+def masked_url(url: str) -> str:
+    """The URL without its password."""
+    return re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", url)
 
 
 def config_hash(config: Config) -> str:

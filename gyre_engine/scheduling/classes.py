@@ -34,6 +34,10 @@ class ClassPlan:
         first = (self.phi + self.mu) * self.batch
         return 0 if group_number < first else 1 + (group_number - first) // (self.mu * self.batch)
 
+    def for_samplers(self, version: int) -> bool:
+        """Whether engines take this version: the end of a burst, or the last of the run (for the final evaluation)."""
+        return version % self.mu == 0 or version >= self.steps
+
     def dispatched_at(self, committed_steps: int) -> int:
         """Groups that may be dispatched once `committed_steps` are committed: the boundaries passed so far."""
         boundaries = committed_steps // self.mu
@@ -50,10 +54,12 @@ def next_groups(
     return tuple(ready[: plan.batch]) if len(ready) >= plan.batch else None
 
 
-def missing_groups(admitted: Sequence[GroupAdmitted], consumed: Collection[str], plan: ClassPlan) -> tuple[int, ...]:
-    """Numbers of the groups of the current class that have not been admitted: the stragglers."""
-    known = {g.group_number for g in admitted}
-    return tuple(n for n in plan.groups_of(_current_class(len(consumed), plan)) if n not in known)
+def missing_groups(known: Collection[int], consumed: int, plan: ClassPlan) -> tuple[int, ...]:
+    """Numbers of the groups of the current class that have not been admitted: the stragglers.
+
+    known: numbers of the admitted groups, the `consumed` ones among them.
+    """
+    return tuple(n for n in plan.groups_of(_current_class(consumed, plan)) if n not in known)
 
 
 def _current_class(consumed_groups: int, plan: ClassPlan) -> int:

@@ -15,9 +15,9 @@ def ask(folder: StackFolder, sql: str, form: str | None) -> int:
     launch = Launch.load(folder) if folder.launch.exists() else None
     running = state is not None and state.serving
     if state is not None and running and state.facts.get("clickhouse_url"):
-        return query(reader_address(str(state.facts["clickhouse_url"])), sql, form)
+        return query(reader_address(folder.private().get("clickhouse.url", str(state.facts["clickhouse_url"]))), sql, form)
     if launch is not None and launch.clickhouse_url and (running or launch.settings.clickhouse.url):
-        return query(reader_address(launch.clickhouse_url), sql, form)
+        return query(reader_address(folder.private().get("clickhouse.url", launch.clickhouse_url)), sql, form)
     if not folder.clickhouse.exists():
         raise CommandError(f"{folder.root} holds no ClickHouse data: run an experiment with clickhouse.enabled first")
     return embedded_query(folder.clickhouse, sql, form)

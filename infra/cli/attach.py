@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,9 +53,7 @@ def kafka(folder: StackFolder) -> Iterator[KafkaSettings]:
 
 
 def _settings(folder: StackFolder, servers: str, prefix: str) -> KafkaSettings:
-    path = folder.root / "librdkafka.json"
-    extra = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return KafkaSettings(bootstrap_servers=servers, prefix=prefix, extra=extra)
+    return KafkaSettings(bootstrap_servers=servers, prefix=prefix, extra=folder.librdkafka())
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -57,7 +58,13 @@ def _config(what: str, experiment: Path | None, folder: StackFolder) -> Config:
         stored = {r.event.step: r.event.url for r in log.read("training") if isinstance(r.event, Checkpointed)}
     if not step.isdigit() or int(step) not in stored:
         raise CommandError(f"{run} has no checkpoint of step {step}; it has {sorted(stored)}")
-    return _with_model(config, Path(stored[int(step)]))
+    url = stored[int(step)]
+    model = Path(urlsplit(url).path)
+    if not model.is_dir():
+        raise CommandError(
+            f"the checkpoint of step {step} lies at {url}: copy it to a local folder and evaluate that with --config"
+        )
+    return _with_model(config, model)
 
 
 def _with_model(config: Config, folder: Path) -> Config:

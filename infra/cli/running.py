@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import signal
 import sys
@@ -18,6 +17,7 @@ from rich.live import Live
 from consumers.dashboard.terminal import Display, final_table, one_line
 from consumers.dashboard.view import RunView
 from gyre_engine.config import Config, config_from_json
+from gyre_engine.training.fingerprint import differences, fingerprint
 from infra.cli.attach import attach
 from infra.cli.errors import CommandError
 from infra.stack.layout import StackFolder
@@ -114,7 +114,11 @@ def to_resume(run: str, folder: StackFolder) -> tuple[str, Config]:
         info = attached.info
     if info.ended is not None and info.ended.outcome == "completed":
         raise CommandError(f"{info.run} is complete ({info.ended.steps} steps); start a new run, or `gyre eval {info.run}@STEP`")
+    if changed := differences(info.started.fingerprint, fingerprint(int(info.started.fingerprint.get("threads", "1")))):
+        raise CommandError(f"{info.run} cannot go on here, its steps would not be the same: {'; '.join(changed)}")
     config = config_from_json(info.started.config)
-    path = folder.root / "librdkafka.json"
-    extra = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return info.run, dataclasses.replace(config, kafka=dataclasses.replace(config.kafka, librdkafka=extra))
+    url = folder.private().get("clickhouse.url", config.clickhouse.url)
+    return info.run, dataclasses.replace(
+        config, kafka=dataclasses.replace(config.kafka, librdkafka=folder.librdkafka()),
+        clickhouse=dataclasses.replace(config.clickhouse, url=url),
+    )  # fmt: skip

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from gyre_engine.config import Config, config_from_json, to_json
+from gyre_engine.config import Config, config_from_json
 from gyre_engine.log.settings import KafkaSettings
 from infra.stack.layout import StackFolder
 
@@ -37,11 +35,12 @@ class Launch:
     def settings(self) -> Config:
         return config_from_json(self.config)
 
-    def save(self, folder: StackFolder, librdkafka: dict[str, str]) -> None:
-        """Write it, and the librdkafka settings beside it for its owner alone."""
+    def save(self, folder: StackFolder, config: Config) -> None:
+        """Write it, and beside it, for its owner alone, what `config` has of secrets."""
         folder.root.mkdir(parents=True, exist_ok=True)
         folder.launch.write_text(json.dumps(dataclasses.asdict(self), indent=1), encoding="utf-8")
-        _write_private(folder.root / "librdkafka.json", json.dumps(librdkafka))
+        secret = {f"kafka.{name}": value for name, value in config.kafka.librdkafka.items()}
+        folder.keep_private(secret | ({"clickhouse.url": config.clickhouse.url} if config.clickhouse.url else {}))
 
     @classmethod
     def load(cls, folder: StackFolder) -> Launch:
@@ -50,20 +49,7 @@ class Launch:
 
     def kafka(self, folder: StackFolder) -> KafkaSettings:
         """How this run's log is reached."""
-        path = folder.root / "librdkafka.json"
-        extra = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return KafkaSettings(
             bootstrap_servers=self.bootstrap_servers, prefix=self.prefix, partitions=self.partitions,
-            replication=self.replication, delivery_timeout_s=self.settings.kafka.delivery_timeout_s, extra=extra,
+            replication=self.replication, delivery_timeout_s=self.settings.kafka.delivery_timeout_s, extra=folder.librdkafka(),
         )  # fmt: skip
-
-
-def launch_config(config: Config) -> str:
-    """The config as JSON, secrets masked: what a launch and RunStarted carry."""
-    return to_json(config)
-
-
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)

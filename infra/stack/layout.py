@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import hmac
+import json
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from gyre_engine.config import ConfigError
+
+SECRET_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,41 @@ class StackFolder:
         path = self.root / "secret"
         if not path.exists():
             self.root.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_hex(32).encode())
-        return path.read_bytes()
+            self._make_secret(path)
+        secret = path.read_bytes()
+        if len(secret) < SECRET_BYTES:
+            raise ConfigError(f"{path} is cut off: remove it, and nothing that was started with it may run any more")
+        return secret
+
+    def private(self) -> dict[str, str]:
+        """What a run was started with and only its owner may read: librdkafka's settings, a ClickHouse URL with its password."""
+        path = self.root / "private.json"
+        found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return found
+
+    def keep_private(self, settings: Mapping[str, str]) -> None:
+        """Write what `private` gives, readable by its owner alone."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.root / "private.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(dict(settings), file)
+
+    def librdkafka(self) -> dict[str, str]:
+        """librdkafka's settings, passwords among them."""
+        return {k.removeprefix("kafka."): v for k, v in self.private().items() if k.startswith("kafka.")}
+
+    def password(self) -> str:
+        """Of the embedded ClickHouse's writer: derived, so that it opens nothing else."""
+        return hmac.new(self.secret(), b"clickhouse writer", hashlib.sha256).hexdigest()
+
+    def _make_secret(self, path: Path) -> None:
+        # Written whole before it has its name, so that a killed process leaves no short one.
+        part = path.with_suffix(f".{os.getpid()}.part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_hex(SECRET_BYTES // 2).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(part, path)
+        part.unlink()

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from consumers.dashboard.view import TOPICS, RunView
-from gyre_engine.config import Config, config_hash
+from gyre_engine.config import Config, config_hash, masked_url, to_json
 from gyre_engine.events.training import RunEnded, RunStarted
-from gyre_engine.log import Follower
+from gyre_engine.log import Follower, LogUnavailable
 from gyre_engine.log.brokers import require_safe
+from gyre_engine.log.catching_up import catch_up
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.runs import end_run, start_run
 from gyre_engine.log.settings import KafkaSettings
@@ -21,7 +22,7 @@ from gyre_engine.log.topics import ensure_topics
 from gyre_engine.training.fingerprint import fingerprint
 from infra.broker.broker import Broker, BrokerSettings
 from infra.stack.checks import check_before_start
-from infra.stack.launch import Launch, launch_config
+from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
 from infra.stack.processes import BROKER, PRELOADERS, run_processes
@@ -33,6 +34,13 @@ logger = logging.getLogger(__name__)
 
 BROKER_LIMIT_S = 90.0
 VERSIONS = ("gyre", "torch", "megatron-core", "faust-streaming", "confluent-kafka", "renderers", "tokenizers", "chdb")
+
+
+END_NOTE_S = 2.0
+
+
+class StackEnded(RuntimeError):
+    """The supervisor stopped while its run went on; the text says where the logs are."""
 
 
 @dataclass(slots=True)
@@ -66,7 +74,7 @@ class Session:
         kafka = self._kafka()
         partitions = ensure_topics(kafka, self.run)
         self.launch = self._launch(kafka)
-        self.launch.save(self.folder, dict(kafka.extra))
+        self.launch.save(self.folder, self.config)
         self.log = KafkaLog(kafka, self.run)
         if not self._resumed:
             start_run(self.log, self._run_started(partitions, kafka))
@@ -77,7 +85,7 @@ class Session:
         self.supervisor.start(*run_processes(self.launch, self.folder))
 
     def follow(self, show: Callable[[RunView], None]) -> None:
-        """Show progress until the runner says that all is done. Raises ProcessGaveUp."""
+        """Show progress until the runner says that all is done. Raises ProcessGaveUp or StackEnded."""
         assert self.supervisor is not None and self.log is not None
         follower = self.log.follow(TOPICS)
         try:
@@ -85,7 +93,11 @@ class Session:
                 for record in follower.poll(0.5):
                     self.view.see(record.event)
                 show(self.view)
-                self.supervisor.wait(0.0)
+                over = self.supervisor.wait(0.0)
+                if over and not self._runner_is_done():
+                    raise StackEnded(
+                        f"the processes of {self.run} ended before the run did; their logs are in {self.folder.logs}"
+                    )
                 if self._runner_is_done():
                     self._drain(follower)
                     return
@@ -93,10 +105,14 @@ class Session:
             follower.close()
 
     def stop(self, outcome: str, reason: str = "") -> None:
-        """End the processes in order, note the end of the run, end the broker."""
+        """Note the end of the run while the broker answers (briefly: an end must not wait for a log that is away), end all."""
         try:
             if self.log is not None:
-                end_run(self.log, RunEnded(run=self.run, outcome=outcome, reason=reason, steps=self.view.step))
+                ended = RunEnded(run=self.run, outcome=outcome, reason=reason, steps=self.view.step)
+                try:
+                    end_run(self.log, ended, timeout=END_NOTE_S)
+                except (LogUnavailable, TimeoutError) as error:
+                    logger.error("the end of %s could not be noted: %s", self.run, error)
                 self.log.close()
         finally:
             if self.supervisor is not None:
@@ -107,10 +123,7 @@ class Session:
         return any(s.name == "runner" and s.state == "done" for s in self.supervisor.statuses())
 
     def _drain(self, follower: Follower) -> None:
-        follower.mark_end()
-        while not follower.at_end():
-            for record in follower.poll(0.2):
-                self.view.see(record.event)
+        catch_up(follower, lambda record: self.view.see(record.event), "the display")
 
     def _kafka(self) -> KafkaSettings:
         own = self.config.kafka
@@ -139,9 +152,9 @@ class Session:
         proxy_port, clickhouse_port, *engine_ports = free_ports(2 + config.cells.count)
         clickhouse = ""
         if config.clickhouse.enabled:
-            clickhouse = config.clickhouse.url or f"http://127.0.0.1:{clickhouse_port}"
+            clickhouse = masked_url(config.clickhouse.url) or f"http://127.0.0.1:{clickhouse_port}"
         return Launch(
-            run=self.run, config=launch_config(config), bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
+            run=self.run, config=to_json(config), bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
             partitions=kafka.partitions, replication=kafka.replication,
             proxy_url=f"http://{host}:{config.proxy.port or proxy_port}",
             engine_urls=tuple(f"http://127.0.0.1:{port}" for port in engine_ports),
@@ -151,7 +164,7 @@ class Session:
     def _run_started(self, partitions: dict[str, int], kafka: KafkaSettings) -> RunStarted:
         model = Path(self.config.model.path)
         return RunStarted(
-            run=self.run, config=launch_config(self.config), config_hash=config_hash(self.config),
+            run=self.run, config=to_json(self.config), config_hash=config_hash(self.config),
             versions={name: importlib.metadata.version(name) for name in VERSIONS}, partitions=partitions,
             fingerprint=fingerprint(self.config.cells.threads), initial_weights=model.as_uri(),
             initial_weights_hash=image_hash(model), topic_prefix=f"{kafka.prefix}.{self.run}",

@@ -47,5 +47,5 @@ def clickhouse(folder: str, port: int) -> None:
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     stack = StackFolder(Path(folder))
-    with serving(AnalyticsSettings(path=stack.clickhouse, port=port, password=stack.secret().decode()[:32])):
+    with serving(AnalyticsSettings(path=stack.clickhouse, port=port, password=stack.password())):
         ending.wait()

@@ -15,6 +15,7 @@ from gyre_engine.events.calls import Role
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.sandbox import Limits
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.tasks import Source
 from gyre_engine.training.replica import Hyper
 from gyre_engine.trees.select import SelectionSettings
@@ -22,7 +23,6 @@ from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 from producers.cells.agent import AgentSettings
 from producers.proxy.settings import POLICY, ProxySettings, RunSampling
-from producers.runner.dispatch import EvaluationPlan
 from producers.runner.harnesses.port import HarnessSettings
 from producers.runner.settings import RunnerSettings
 from streams.settings import StreamsSettings
@@ -59,7 +59,7 @@ def trainer(launch: Launch, folder: StackFolder, position: int, holder: str) -> 
         temperature=config.sampling.temperature, lease_s=config.cells.lease_s,
         checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
         checkpoint_every=config.run.checkpoint_every, loss=loss(config), aggregate=config.loss.aggregate, hyper=hyper(config),
-        config_hash=config_hash(config), secret=folder.secret(),
+        config_hash=config_hash(config), secret=folder.secret(), evaluation=evaluation(config),
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def agent(launch: Launch, folder: StackFolder, position: int, incarnation: str) 
     return AgentSettings(
         cell=name, position=position, incarnation=incarnation, engine=config.cells.engine,
         engine_url=launch.engine_urls[position], capacity=config.cells.capacity, model_path=config.model.path,
-        scratch=str(folder.scratch / launch.run / name), mu=config.batch.mu, last_step=config.run.steps,
+        scratch=str(folder.scratch / launch.run / name), plan=class_plan(config),
         secret=folder.secret(),
     )  # fmt: skip
 
@@ -167,8 +167,7 @@ def analytics(launch: Launch, folder: StackFolder) -> AnalyticsSettings:
     config = launch.settings
     own = config.clickhouse.url
     flush = config.clickhouse.flush_ms / 1000
-    password = folder.secret().decode()[:32]
     if own:
-        return AnalyticsSettings(url=launch.clickhouse_url, password=password, flush_seconds=flush)
+        return AnalyticsSettings(url=folder.private().get("clickhouse.url", own), flush_seconds=flush)
     port = int(launch.clickhouse_url.rsplit(":", 1)[1])
-    return AnalyticsSettings(path=folder.clickhouse, port=port, password=password, flush_seconds=flush)
+    return AnalyticsSettings(path=folder.clickhouse, port=port, password=folder.password(), flush_seconds=flush)

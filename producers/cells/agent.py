@@ -14,11 +14,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre_engine.events import Event
+from gyre_engine.events import Event, Recorded
 from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, ProbeGap, RoleChanged, WeightsLoaded
 from gyre_engine.events.training import Published
 from gyre_engine.log import Follower, Log
+from gyre_engine.log.catching_up import catch_up
 from gyre_engine.sampling.port import EngineError, EngineStats, InferenceEngine
+from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.transfer import IntegrityError, PeerLost, Transfer, WrongKey
 from producers.cells.orders import Orders, obey
 from producers.cells.snapshot import Snapshots
@@ -38,8 +40,7 @@ class AgentSettings:
     capacity: int
     model_path: str
     scratch: str
-    mu: int
-    last_step: int
+    plan: ClassPlan
     secret: bytes = field(default=b"", repr=False)
     start_limit_s: float = 180.0
     health_s: float = 5.0
@@ -56,7 +57,7 @@ class CellAgent:
     def __init__(self, settings: AgentSettings, log: Log, engine: InferenceEngine, transfer: Transfer) -> None:
         self._settings, self._log, self._engine = settings, log, engine
         self._snapshots = Snapshots(Path(settings.model_path), Path(settings.scratch), transfer)
-        self._orders = Orders(settings.cell, settings.mu, settings.last_step)
+        self._orders = Orders(settings.cell, settings.plan)
         self._role = CellRole.SWITCHING
         self._healthy = True
         self._version = -1
@@ -65,7 +66,7 @@ class CellAgent:
         """Come up, then obey until `ending`."""
         follower = self._log.follow(("commands", "training"))
         try:
-            await self._catch_up(follower)
+            await asyncio.to_thread(catch_up, follower, self._take, f"the agent of {self._settings.cell}")
             await self._come_up(self._settings.start_limit_s)
             next_health = time.monotonic()
             while not ending.is_set():
@@ -78,24 +79,23 @@ class CellAgent:
             follower.close()
             await self._engine.close()
 
-    async def _catch_up(self, follower: Follower) -> None:
-        follower.mark_end()
-        while not follower.at_end():
-            await self._read(follower, 0.2)
-
     async def _read(self, follower: Follower, timeout: float) -> None:
         for record in await asyncio.to_thread(follower.poll, timeout):
-            self._orders = obey(self._orders, record.event)
+            self._take(record)
+
+    def _take(self, record: Recorded) -> None:
+        self._orders = obey(self._orders, record.event)
 
     async def _come_up(self, limit_s: float) -> None:
         """Wait for the engine, give it its weights and its role, and announce the cell."""
         stats = await self._wait_for_engine(limit_s)
         self._version = int(stats.weight_version)
         await self._engine.pause(abort=True)
-        await self._take_weights()
-        if self._orders.role is CellRole.SAMPLING:
-            await self._engine.resume()
-        self._role = self._orders.role
+        self._role = CellRole.SWITCHING
+        if await self._take_weights():
+            if self._orders.role is CellRole.SAMPLING:
+                await self._engine.resume()
+            self._role = self._orders.role
         await self._say(self._started())
 
     def _started(self) -> CellStarted:
@@ -135,9 +135,10 @@ class CellAgent:
         if self._orders.role is CellRole.TRAINING:
             aborted = (await self._engine.stats()).running
             await self._engine.pause(abort=True)
-        else:
-            await self._take_weights()
+        elif await self._take_weights():
             await self._engine.resume()
+        else:
+            return
         self._role = self._orders.role
         await self._say(
             RoleChanged(
@@ -147,17 +148,17 @@ class CellAgent:
             )
         )  # fmt: skip
 
-    async def _take_weights(self) -> None:
-        """Load the ordered version. Where its source is gone the engine keeps what it has until the core publishes again."""
+    async def _take_weights(self) -> bool:
+        """Load the ordered version; whether the engine holds it now. Its source may be gone until the core publishes again."""
         ordered = self._orders.weights
         if ordered is None or ordered.version == self._version:
-            return
+            return True
         began = time.monotonic()
         try:
             folder = await asyncio.to_thread(self._snapshots.pull, ordered)
         except (PeerLost, WrongKey, IntegrityError) as error:
             logger.warning("%s: version %d cannot be read yet: %s", self._settings.cell, ordered.version, error)
-            return
+            return False
         await self._engine.load_weights(folder, str(ordered.version))
         self._version = ordered.version
         self._snapshots.keep_only(ordered.version)
@@ -169,6 +170,7 @@ class CellAgent:
             )
         )
         await self._probe(ordered)
+        return True
 
     async def _probe(self, published: Published) -> None:
         """Score the recorded probe with the engine: the gap between engine and trainer (learning.md, 8)."""
@@ -193,6 +195,7 @@ class CellAgent:
         if int(stats.weight_version) != self._version or stats.paused != (self._role is not CellRole.SAMPLING):
             # The engine is not the one that this agent knew: it was restarted.
             await self._come_up(self._settings.start_limit_s)
+            return
         await self._say(self._health(stats))
 
     async def _engine_lost(self, reason: str) -> None:

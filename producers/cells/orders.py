@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from gyre_engine.events import Event
 from gyre_engine.events.cells import CellRole, SchedulerElected, SwitchRole
 from gyre_engine.events.training import CoreElected, Published
+from gyre_engine.scheduling.classes import ClassPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +18,7 @@ class Orders:
     """The last switch that this cell was commanded, and the version that its engine is to sample with."""
 
     cell: str
-    mu: int
-    last_step: int
+    plan: ClassPlan
     scheduler_epoch: int = 0
     core_epoch: int = 0
     switch: SwitchRole | None = None
@@ -46,5 +46,6 @@ def obey(orders: Orders, event: Event) -> Orders:
 
 
 def _for_samplers(orders: Orders, event: Published) -> bool:
-    # Between two publications of a burst only trainers take the weights; the last version is for the final evaluation.
-    return event.version % orders.mu == 0 or event.version >= orders.last_step
+    # A core that has come up anew may publish in the middle of a burst: what was published before it can be read no more.
+    first_of_its_core = orders.weights is None or orders.weights.core_epoch < event.core_epoch
+    return orders.plan.for_samplers(event.version) or first_of_its_core

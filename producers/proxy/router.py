@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gyre_engine.events import Event
+from gyre_engine.events.executions import Dispatched
 from gyre_engine.sampling.port import InferenceEngine
 from producers.proxy.exchange import unavailable
 from producers.proxy.routes import Cell, Routes, choose, observe
@@ -32,13 +33,14 @@ class Lease:
 
 
 class Router:
-    """Lends engines. Bounded: one engine client a cell that was seen, one sticky cell an execution until `forget`."""
+    """Lends engines. Bounded: one engine client a cell that was seen, one sticky cell and one version an execution until `forget`."""
 
     def __init__(self, connect: Callable[[str], InferenceEngine]) -> None:
         self.routes = Routes()
         self._connect = connect
         self._engines: dict[str, tuple[str, InferenceEngine]] = {}
         self._sticky: dict[str, str] = {}
+        self._version: dict[str, int] = {}
         self._open: dict[str, Counter[str]] = {}
         self._avoid: dict[str, float] = {}
         self._waiters: list[asyncio.Future[None]] = []
@@ -47,6 +49,8 @@ class Router:
         """Take in events and wake those that wait."""
         for event in events:
             self.routes = observe(self.routes, event)
+            if isinstance(event, Dispatched):
+                self._version[event.execution] = event.weight_version
         self._wake()
 
     async def acquire(self, execution: str, *, moved: bool, timeout: float) -> Lease:
@@ -76,6 +80,7 @@ class Router:
     def forget(self, execution: str) -> None:
         """The execution is over."""
         self._sticky.pop(execution, None)
+        self._version.pop(execution, None)
 
     async def close(self) -> None:
         """Close every engine client."""
@@ -86,7 +91,8 @@ class Router:
         load = {cell: len(calls.keys() - {execution}) for cell, calls in self._open.items()}
         now = time.monotonic()
         avoid = frozenset(cell for cell, until in self._avoid.items() if until > now)
-        return choose(self.routes, load, sticky=self._sticky.get(execution), moved=moved, avoid=avoid)
+        version = self._version.get(execution, 0)
+        return choose(self.routes, load, sticky=self._sticky.get(execution), moved=moved, avoid=avoid, version=version)
 
     def _engine(self, cell: Cell) -> InferenceEngine:
         url, engine = self._engines.get(cell.cell, ("", None))
@@ -113,5 +119,5 @@ class Router:
                 waiter.set_result(None)
 
     def _state(self) -> str:
-        known = [f"{cell.cell} {cell.role.value}" for cell in self.routes.cells.values()]
+        known = [f"{cell.cell} {cell.role.value} v{cell.version}" for cell in self.routes.cells.values()]
         return f"cells: {', '.join(known)}" if known else "no cell has started yet"

@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gyre_engine.events import Event
-from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, RoleChanged, SchedulerElected, SwitchRole
+from gyre_engine.events.cells import (
+    CellHealth,
+    CellRole,
+    CellStarted,
+    RoleChanged,
+    SchedulerElected,
+    SwitchRole,
+    WeightsLoaded,
+)
 
 Command = tuple[int, int]
 """(epoch, number)"""
@@ -27,6 +35,8 @@ class Cell:
     url: str
     capacity: int
     role: CellRole
+    version: int = 0
+    """Weight version that its engine samples with."""
     healthy: bool = True
     obeyed: Command = (0, -1)
     told: tuple[Command, CellRole] | None = None
@@ -60,7 +70,7 @@ def observe(routes: Routes, event: Event) -> Routes:
     match event:
         case CellStarted():
             return _with(routes, _started(event, routes.cells.get(event.cell)))
-        case RoleChanged() | CellHealth():
+        case RoleChanged() | CellHealth() | WeightsLoaded():
             known = routes.cells.get(event.cell)
             if known is None or known.incarnation != event.incarnation:
                 return routes
@@ -85,12 +95,15 @@ def _started(event: CellStarted, before: Cell | None) -> Cell:
         url=event.engine_url,
         capacity=event.capacity,
         role=event.role,
+        version=event.weight_version,
         obeyed=before.obeyed if before else (0, -1),
         told=before.told if before else None,
     )
 
 
-def _changed(cell: Cell, event: RoleChanged | CellHealth) -> Cell:
+def _changed(cell: Cell, event: RoleChanged | CellHealth | WeightsLoaded) -> Cell:
+    if isinstance(event, WeightsLoaded):
+        return replace(cell, version=event.version)
     if isinstance(event, CellHealth):
         return replace(cell, healthy=event.healthy)
     obeyed = max(cell.obeyed, (event.command_epoch, event.command_number))
@@ -108,7 +121,13 @@ def _commanded(routes: Routes, event: SwitchRole) -> Routes:
 
 
 def choose(
-    routes: Routes, load: Mapping[str, int], *, sticky: str | None, moved: bool, avoid: frozenset[str] = frozenset()
+    routes: Routes,
+    load: Mapping[str, int],
+    *,
+    sticky: str | None,
+    moved: bool,
+    avoid: frozenset[str] = frozenset(),
+    version: int = 0,
 ) -> Cell | None:
     """The cell for a call, or None where none has room.
 
@@ -116,8 +135,9 @@ def choose(
     sticky:  where this execution's prefix cache is: it stays there while that cell samples and has room
     moved:   its cell has just left sampling: it goes where it can stay longest; else to the least loaded
     avoid:   cells that have just failed; they are taken only where nothing else samples
+    version: that the execution was dispatched at: a cell that has not loaded it yet would make its tokens too old
     """
-    room = [cell for cell in routes.sampling if load.get(cell.cell, 0) < cell.capacity]
+    room = [c for c in routes.sampling if load.get(c.cell, 0) < c.capacity and c.version >= version]
     trusted = [cell for cell in room if cell.cell not in avoid] or room
     if not trusted:
         return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gyre_engine.events.executions import Dispatched
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.scheduling.evaluations import evaluation_name
 from gyre_engine.tasks import Catalog, Draw, DrawOrder
 
 
@@ -69,29 +70,6 @@ class Evaluation:
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationPlan:
-    """Of [eval]; empty splits and 0: none. `tasks` 0: all of the split."""
-
-    every: int = 0
-    split: str = "val"
-    before: str = ""
-    after: str = ""
-    tasks: int = 0
-    samples: int = 1
-
-    def due(self, version: int, earlier: int, steps: int) -> tuple[str, ...]:
-        """Splits to evaluate at a published `version`; `earlier`: the version published before it, -1 for none."""
-        splits: list[str] = []
-        if version == 0 and self.before:
-            splits.append(self.before)
-        if self.every and version > 0 and version // self.every > max(earlier, 0) // self.every:
-            splits.append(self.split)
-        if version >= steps and self.after:
-            splits.append(self.after)
-        return tuple(dict.fromkeys(splits))
-
-
 def evaluation_tasks(catalog: Catalog, split: str, count: int, seed: int) -> list[tuple[str, str]]:
     """(source, query) of a split: all, or the first `count` in the seeded order of draws, the same in every evaluation."""
     everything = [(source, task.name) for source, task in catalog.of_split(split)]
@@ -103,11 +81,6 @@ def evaluation_tasks(catalog: Catalog, split: str, count: int, seed: int) -> lis
         chosen[drawn.source, drawn.query] = None
         position += 1
     return sorted(chosen)
-
-
-def evaluation_name(version: int, split: str) -> str:
-    """`v020-val`"""
-    return f"v{version:03d}-{split}"
 
 
 def plan_evaluation(split: str, tasks: Sequence[tuple[str, str]], samples: int, version: int) -> Evaluation:

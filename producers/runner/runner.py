@@ -112,7 +112,7 @@ class Runner:
     def _observe(self, records: Iterable[Recorded]) -> None:
         for record in records:
             match record.event:
-                case Published() as event if event.version > self._published:
+                case Published() as event if event.version > self._published and self._settings.plan.for_samplers(event.version):
                     self._earlier, self._published = self._published, event.version
                 case StepCommitted() as event:
                     self._committed = max(self._committed, event.step)

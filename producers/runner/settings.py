@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gyre_engine.sandbox import Limits
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.tasks import Source
-from producers.runner.dispatch import EvaluationPlan
 from producers.runner.harnesses.port import HarnessSettings
 
 

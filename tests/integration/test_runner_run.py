@@ -27,9 +27,9 @@ from gyre_engine.log.memory import MemoryLog
 from gyre_engine.sandbox import Isolation, Limits, SandboxUnavailable, sandbox_available
 from gyre_engine.sandbox.bridge import open_bridge
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.tasks import Source, load_catalog
 from gyre_engine.work_product import unpack
-from producers.runner.dispatch import EvaluationPlan
 from producers.runner.execution import Outside
 from producers.runner.harnesses import HarnessSettings, find_harness
 from producers.runner.proxy_client import ProxyClient

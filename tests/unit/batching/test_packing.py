@@ -18,9 +18,7 @@ def work(execution, segments, trained, advantage=1.0, sequences=None):
     tokens = sum(size for _, size in segments)
     ids = np.arange(tokens, dtype=np.int32)
     starts = np.cumsum([0, *[size for _, size in segments]])
-    parts = tuple(
-        Segment(ids[a:b], parent) for (parent, _), a, b in zip(segments, starts[:-1], starts[1:], strict=True)
-    )
+    parts = tuple(Segment(ids[a:b], parent) for (parent, _), a, b in zip(segments, starts[:-1], starts[1:], strict=True))
     trained = np.array(trained, dtype=np.int32)
     return ExecutionWork(
         execution=execution,
@@ -125,9 +123,7 @@ def test_a_micro_step_is_within_its_limit_unless_one_path_is_longer(works, max_t
 @given(forests(), st.integers(1, 40))
 def test_packing_is_deterministic_and_survives_msgpack(works, max_tokens):
     first = [msgpack.packb(step.to_fields()) for step in pack(works, max_tokens)]
-    again = [
-        msgpack.packb(PackedMicroStep.from_fields(msgpack.unpackb(data)).to_fields()) for data in first
-    ]
+    again = [msgpack.packb(PackedMicroStep.from_fields(msgpack.unpackb(data)).to_fields()) for data in first]
     assert first == [msgpack.packb(step.to_fields()) for step in pack(works, max_tokens)] == again
 
 

@@ -114,15 +114,31 @@ class Stack:
         found = []
         for call in self.calls():
             delta = [*call.new_input_ids, *call.output_ids]
-            paths.add(Stretch(call.call, call.parent, call.prefix_len, call.prefix_hash,
-                              np.asarray(delta, dtype=np.int32), len(call.new_input_ids)))
+            paths.add(
+                Stretch(
+                    call.call,
+                    call.parent,
+                    call.prefix_len,
+                    call.prefix_hash,
+                    np.asarray(delta, dtype=np.int32),
+                    len(call.new_input_ids),
+                )
+            )
             found.append(paths.ids(paths.cut(call.call, call.prompt_tokens)).tolist())
         return found
 
 
 def started(name: str, position: int = 0, capacity: int = 8, role: CellRole = CellRole.SAMPLING) -> CellStarted:
-    return CellStarted(cell=name, position=position, incarnation=f"{name}-1", engine="scripted", engine_url=f"scripted://{name}",
-                       capacity=capacity, role=role, weight_version=0)
+    return CellStarted(
+        cell=name,
+        position=position,
+        incarnation=f"{name}-1",
+        engine="scripted",
+        engine_url=f"scripted://{name}",
+        capacity=capacity,
+        role=role,
+        weight_version=0,
+    )
 
 
 MakeStack = Callable[..., Stack]
@@ -133,8 +149,14 @@ async def make_stack(rendering: Rendering) -> AsyncIterator[MakeStack]:
     """Build a proxy with settings of one's own; one that samples on cell `a` unless `cells` is False."""
     stacks: list[Stack] = []
 
-    def make(*, log: MemoryLog | None = None, format: Rendering = rendering, cells: bool = True, sampling: RunSampling | None = None,
-             **values: Any) -> Stack:
+    def make(
+        *,
+        log: MemoryLog | None = None,
+        format: Rendering = rendering,
+        cells: bool = True,
+        sampling: RunSampling | None = None,
+        **values: Any,
+    ) -> Stack:
         settings = ProxySettings(Path("unused"), Path("unused"), sampling=sampling or RunSampling(), **values)
         found = log or MemoryLog()
         engines: dict[str, ScriptedEngine] = {}
@@ -171,7 +193,10 @@ def tool_call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-BASH = {"type": "function", "function": {"name": "bash", "description": "run", "parameters": {"type": "object", "properties": {}}}}
+BASH = {
+    "type": "function",
+    "function": {"name": "bash", "description": "run", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -41,7 +41,9 @@ async def test_c03_a_character_cut_by_a_chunk_stays_whole(stack: Stack) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_c04_a_lone_surrogate_becomes_the_replacement_character(stack: Stack, stream: bool) -> None:
     stack.says("ok")
-    body = b'{"model": "policy", "stream": %s, "messages": [{"role": "user", "content": "x\\ud83d"}]}' % str(stream).lower().encode()
+    body = (
+        b'{"model": "policy", "stream": %s, "messages": [{"role": "user", "content": "x\\ud83d"}]}' % str(stream).lower().encode()
+    )
     headers = {"authorization": f"Bearer {mint(SECRET, 'g.0.0')}"}
     response = await stack.client.post("/v1/chat/completions", content=body, headers=headers)
     assert response.status_code == 200
@@ -170,9 +172,18 @@ async def lose_the_answer(stack: Stack, body: bytes) -> None:
 
 def scope(execution: str, body: bytes) -> dict[str, Any]:
     return {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": "/v1/chat/completions",
-        "raw_path": b"/v1/chat/completions", "query_string": b"", "root_path": "", "scheme": "http", "server": ("proxy", 80),
-        "client": ("agent", 1), "headers": [(b"authorization", f"Bearer {mint(SECRET, execution)}".encode())],
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "raw_path": b"/v1/chat/completions",
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "server": ("proxy", 80),
+        "client": ("agent", 1),
+        "headers": [(b"authorization", f"Bearer {mint(SECRET, execution)}".encode())],
     }
 
 
@@ -239,7 +250,8 @@ async def test_tool_events_name_the_call_and_the_result_once(stack: Stack) -> No
     called = [event for event in stack.events("tool-events") if isinstance(event, ToolCalled)]
     returned = [event for event in stack.events("tool-events") if isinstance(event, ToolReturned)]
     assert [(event.tool_call, event.arguments, event.call) for event in called] == [
-        (ids[0], '{"a": 1}', stack.calls()[0].call), (ids[1], '{"a": 2}', stack.calls()[0].call),
+        (ids[0], '{"a": 1}', stack.calls()[0].call),
+        (ids[1], '{"a": 2}', stack.calls()[0].call),
     ]
     assert sorted((event.tool_call, event.content) for event in returned) == sorted([(ids[0], "one"), (ids[1], "two")])
 
@@ -253,7 +265,9 @@ async def test_a_call_with_broken_json_reaches_the_harness_as_it_is(stack: Stack
 async def test_provenance_says_who_wrote_each_new_token(stack: Stack) -> None:
     stack.says(tool_call("bash", "{}"), "end")
     message = await stack.say([{"role": "system", "content": "s"}, user("u")], tools=[BASH])
-    await stack.say([{"role": "system", "content": "s"}, user("u"), message, tool(message["tool_calls"][0]["id"], "t")], tools=[BASH])
+    await stack.say(
+        [{"role": "system", "content": "s"}, user("u"), message, tool(message["tool_calls"][0]["id"], "t")], tools=[BASH]
+    )
     first, second = stack.calls()
     assert [span.provenance.value for span in first.input_spans] == ["system", "user", "system"]
     assert [span.provenance.value for span in second.input_spans] == ["system", "tool", "system"]

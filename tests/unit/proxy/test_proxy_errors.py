@@ -76,13 +76,22 @@ async def test_a_star_maps_every_other_name(make_stack: MakeStack) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"{", b"[]", b'"x"', b"\xff", b"{}", b'{"model": "policy"}', b'{"model": "policy", "messages": []}',
-     b'{"model": "policy", "messages": [{"role": "nobody", "content": ""}]}', b'{"model": "policy", "messages": ["x"]}',
-     b'{"model": "policy", "messages": [{"role": "user", "content": 3}]}',
-     b'{"model": "policy", "messages": [{"role": "user", "content": "x"}], "n": 2}',
-     b'{"model": "policy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0}',
-     b'{"model": "policy", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}',
-     b"[" * 100_000],
+    [
+        b"{",
+        b"[]",
+        b'"x"',
+        b"\xff",
+        b"{}",
+        b'{"model": "policy"}',
+        b'{"model": "policy", "messages": []}',
+        b'{"model": "policy", "messages": [{"role": "nobody", "content": ""}]}',
+        b'{"model": "policy", "messages": ["x"]}',
+        b'{"model": "policy", "messages": [{"role": "user", "content": 3}]}',
+        b'{"model": "policy", "messages": [{"role": "user", "content": "x"}], "n": 2}',
+        b'{"model": "policy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0}',
+        b'{"model": "policy", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}',
+        b"[" * 100_000,
+    ],
 )
 async def test_what_is_no_request_is_400(stack: Stack, body: bytes) -> None:
     headers = {"authorization": f"Bearer {mint(SECRET, 'g.0.0')}"}
@@ -146,8 +155,20 @@ async def test_a_discarded_execution_is_closed_by_the_feed(stack: Stack) -> None
 
 
 def dispatched(execution: str) -> Dispatched:
-    return Dispatched(execution=execution, group="h", index=0, attempt=1, group_size=1, group_number=0, class_number=0, query="q",
-                      source="s", split="train", harness="mini", weight_version=0)
+    return Dispatched(
+        execution=execution,
+        group="h",
+        index=0,
+        attempt=1,
+        group_size=1,
+        group_number=0,
+        class_number=0,
+        query="q",
+        source="s",
+        split="train",
+        harness="mini",
+        weight_version=0,
+    )
 
 
 async def test_internal_routes_want_the_internal_token(stack: Stack) -> None:

@@ -19,11 +19,30 @@ from producers.proxy.exchange import Histories, History
 from producers.proxy.rendering import Rendering
 from tests.unit.proxy.conftest import BASH, MakeStack, Stack, tool, tool_call, user
 
-OUTPUTS = ("yes", "hello", "<think>\nhm\n</think>\n\nyes", tool_call("bash", '{"a":  1}'),
-           "text\n" + tool_call("bash", '{"a": 1}') + "\n" + tool_call("bash", '{"b": [1.10]}'),
-           "<think>\nhm\n</think>\n\n" + tool_call("bash", "{}"), "<tool_call>\n{broken", "", "  padded  ")
-CHANGES = ("continue", "continue", "continue", "again", "edit", "drop", "rewrite-arguments", "summary", "strip-reasoning",
-           "other-tools", "fork")
+OUTPUTS = (
+    "yes",
+    "hello",
+    "<think>\nhm\n</think>\n\nyes",
+    tool_call("bash", '{"a":  1}'),
+    "text\n" + tool_call("bash", '{"a": 1}') + "\n" + tool_call("bash", '{"b": [1.10]}'),
+    "<think>\nhm\n</think>\n\n" + tool_call("bash", "{}"),
+    "<tool_call>\n{broken",
+    "",
+    "  padded  ",
+)
+CHANGES = (
+    "continue",
+    "continue",
+    "continue",
+    "again",
+    "edit",
+    "drop",
+    "rewrite-arguments",
+    "summary",
+    "strip-reasoning",
+    "other-tools",
+    "fork",
+)
 
 step = st.tuples(st.sampled_from(CHANGES), st.integers(0, 10_000), st.sampled_from(OUTPUTS), st.booleans(), st.booleans())
 
@@ -49,8 +68,16 @@ def script(rendering: Rendering, text: str, split: bool, cut: bool) -> Script:
     """A text as ids: as the tokenizer splits it or byte by byte, ended by the stop token or cut short."""
     ids = rendering.tokenizer.encode(text)
     if split:
-        ids = [token for id in ids for token in rendering.tokenizer.encode(chr(rendering.tokenizer.bytes_of(id)[0]))
-               if len(rendering.tokenizer.bytes_of(id)) == 1] if text.isascii() and "<" not in text and "hello" not in text else ids
+        ids = (
+            [
+                token
+                for id in ids
+                for token in rendering.tokenizer.encode(chr(rendering.tokenizer.bytes_of(id)[0]))
+                if len(rendering.tokenizer.bytes_of(id)) == 1
+            ]
+            if text.isascii() and "<" not in text and "hello" not in text
+            else ids
+        )
         if text == "hello":
             ids = [token for letter in text for token in rendering.tokenizer.encode(letter)]
     return Script((*ids[: len(ids) // 2], 65) if cut and len(ids) > 1 else (*ids, rendering.stop_ids[0]))

@@ -49,6 +49,11 @@ def test_the_hash_chains_from_delta_to_delta() -> None:
 
 def test_another_number_or_output_is_another_call() -> None:
     ids = np.asarray([1, 2], dtype=np.int32)
-    names = {call_id(None, ROOT_HASH, ids, ids, 0), call_id(None, ROOT_HASH, ids, ids, 1), call_id(None, ROOT_HASH, ids, ids[:1], 0),
-             call_id("x", ROOT_HASH, ids, ids, 0), call_id(None, ROOT_HASH, ids[:1], np.asarray([2, 1, 2], dtype=np.int32), 0)}
+    names = {
+        call_id(None, ROOT_HASH, ids, ids, 0),
+        call_id(None, ROOT_HASH, ids, ids, 1),
+        call_id(None, ROOT_HASH, ids, ids[:1], 0),
+        call_id("x", ROOT_HASH, ids, ids, 0),
+        call_id(None, ROOT_HASH, ids[:1], np.asarray([2, 1, 2], dtype=np.int32), 0),
+    }
     assert len(names) == 5

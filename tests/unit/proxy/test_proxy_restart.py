@@ -81,7 +81,7 @@ async def test_nothing_that_lets_a_client_act_precedes_the_record(make_stack: Ma
     await until(lambda: any(c.sampled.ids for c in stack.service.executions["g.0.0"].open.values()))
     for _ in range(50):
         await asyncio.sleep(0)
-    assert not any(b"tool_calls" in data or b"[DONE]" in data or b"finish_reason\":\"" in data for data in sent)
+    assert not any(b"tool_calls" in data or b"[DONE]" in data or b'finish_reason":"' in data for data in sent)
     store.release()
     await call
     assert b"tool_calls" in b"".join(sent) and b"[DONE]" in b"".join(sent)

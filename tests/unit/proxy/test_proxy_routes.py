@@ -59,17 +59,31 @@ def test_a_stale_scheduler_routes_nothing() -> None:
 
 
 def test_a_report_of_an_earlier_incarnation_counts_for_nothing() -> None:
-    again = CellStarted(cell="b", position=1, incarnation="b-2", engine="scripted", engine_url="scripted://b", capacity=8,
-                        role=CellRole.SAMPLING, weight_version=0)
+    again = CellStarted(
+        cell="b",
+        position=1,
+        incarnation="b-2",
+        engine="scripted",
+        engine_url="scripted://b",
+        capacity=8,
+        role=CellRole.SAMPLING,
+        weight_version=0,
+    )
     routes = folded(*CELLS, again, CellHealth(cell="b", incarnation="b-1", healthy=False))
     assert "b" in names(routes)
     assert "b" not in names(observe(routes, CellHealth(cell="b", incarnation="b-2", healthy=False)))
 
 
-@given(st.permutations([
-    switch("core", CellRole.TRAINING, 0), switch("core", CellRole.SAMPLING, 1),
-    changed("core", CellRole.TRAINING, 0), changed("core", CellRole.SAMPLING, 1),
-]))
+@given(
+    st.permutations(
+        [
+            switch("core", CellRole.TRAINING, 0),
+            switch("core", CellRole.SAMPLING, 1),
+            changed("core", CellRole.TRAINING, 0),
+            changed("core", CellRole.SAMPLING, 1),
+        ]
+    )
+)
 def test_the_end_is_the_same_however_the_two_topics_interleave(events: list[Event]) -> None:
     commands = [event for event in events if isinstance(event, SwitchRole)]
     reports = [event for event in events if isinstance(event, RoleChanged)]

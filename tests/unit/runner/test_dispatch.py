@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, Ending, Finished, Started
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.tasks import Draw
 from producers.runner.board import Board, State
-from producers.runner.dispatch import EvaluationPlan, GroupShape, plan_evaluation, training_groups
+from producers.runner.dispatch import GroupShape, plan_evaluation, training_groups
 from producers.runner.endings import RESTART
 
 SHAPE = GroupShape(3, "mini")

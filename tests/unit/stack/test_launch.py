@@ -3,15 +3,15 @@
 import stat
 from pathlib import Path
 
-from gyre_engine.config import Config, with_overrides
-from infra.stack.launch import Launch, launch_config
+from gyre_engine.config import Config, to_json, with_overrides
+from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
 
 
 def launch(config: Config) -> Launch:
     return Launch(
-        run="r", config=launch_config(config), bootstrap_servers="127.0.0.1:1", prefix="gyre", partitions=4, replication=1,
+        run="r", config=to_json(config), bootstrap_servers="127.0.0.1:1", prefix="gyre", partitions=4, replication=1,
         proxy_url="http://127.0.0.1:2", engine_urls=("http://127.0.0.1:3",), clickhouse_url="",
     )  # fmt: skip
 
@@ -19,7 +19,7 @@ def launch(config: Config) -> Launch:
 def test_a_launch_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     folder = StackFolder(tmp_path)
     made = launch(with_overrides(Config(), ["run.steps=7"]))
-    made.save(folder, {})
+    made.save(folder, Config())
     assert Launch.load(folder) == made
     assert Launch.load(folder).settings.run.steps == 7
 
@@ -28,10 +28,10 @@ def test_passwords_reach_every_client_and_stand_only_in_a_private_file(tmp_path:
     folder = StackFolder(tmp_path)
     secret = {"sasl.password": "hunter2", "security.protocol": "SASL_SSL"}
     config = with_overrides(Config(), ["kafka.librdkafka={'sasl.password' = 'hunter2', 'security.protocol' = 'SASL_SSL'}"])
-    launch(config).save(folder, secret)
+    launch(config).save(folder, config)
     assert dict(Launch.load(folder).kafka(folder).extra) == secret
     assert "hunter2" not in folder.launch.read_text()
-    assert stat.S_IMODE((tmp_path / "librdkafka.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "private.json").stat().st_mode) == 0o600
 
 
 def test_the_stacks_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:

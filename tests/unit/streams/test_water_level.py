@@ -30,9 +30,7 @@ def dispatched(name: str) -> Dispatched:
 
 
 def finished(name: str) -> Finished:
-    return Finished(
-        execution=name, ending=Ending.COMPLETED, work_url="", work_hash="", did_work=True, served_us=0, wall_us=0
-    )
+    return Finished(execution=name, ending=Ending.COMPLETED, work_url="", work_hash="", did_work=True, served_us=0, wall_us=0)
 
 
 def discarded(name: str) -> Discarded:

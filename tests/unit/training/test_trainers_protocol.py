@@ -110,7 +110,7 @@ class Bench:
         publisher.export()
         publisher.publish(1, 0, [])
         self.weights_hash = publisher.weights_hash
-        return board, Core(self.settings("c0"), pen, board, optimizer, transfer, trainee, publisher), optimizer
+        return board, Core(self.settings("c0"), 1, pen, board, optimizer, transfer, trainee, publisher), optimizer
 
     def satellite(self, cell: str) -> Callable[[], bool]:
         board, _, _, transfer, trainee = self._member(cell)
