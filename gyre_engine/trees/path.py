@@ -28,10 +28,11 @@ def chain(prefix_hash: bytes, ids: Int32) -> bytes:
     return digest.digest()
 
 
-def call_id(parent: str | None, prefix_hash: bytes, new_input: Int32, output: Int32, number: int) -> str:
-    """The content-chained id of a call (log-rules, 9), 32 hex digits."""
+def call_id(execution: str, parent: str | None, prefix_hash: bytes, new_input: Int32, output: Int32, number: int) -> str:
+    """The content-chained id of a call (log-rules, 9), 32 hex digits. Executions of one query may sample the same: the
+    execution is part of it."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in ((parent or "").encode(), prefix_hash, str(number).encode(), str(len(new_input)).encode()):
+    for part in (execution.encode(), (parent or "").encode(), prefix_hash, str(number).encode(), str(len(new_input)).encode()):
         digest.update(len(part).to_bytes(4, "little") + part)
     for ids in (new_input, output):
         digest.update(np.ascontiguousarray(ids, dtype="<i4").data)

@@ -198,7 +198,7 @@ def _wire(call: str, parsed: Parsed) -> tuple[ToolCall, ...]:
 def _record_of(call: Call, finish: Finish, parsed: Parsed) -> ModelCall:
     execution, prompt, sampled, params = call.execution, call.prompt, call.sampled, call.job.params
     output, number = np.asarray(sampled.ids, dtype=np.int32), execution.calls
-    name = call_id(prompt.at.call, prompt.prefix_hash, prompt.new, output, number)
+    name = call_id(execution.id, prompt.at.call, prompt.prefix_hash, prompt.new, output, number)
     return ModelCall(
         execution=execution.id,
         call=name,

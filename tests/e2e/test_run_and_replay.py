@@ -54,6 +54,13 @@ def test_each_sampled_token_is_delivered_and_has_its_log_probability(gyre: Gyre)
     assert sum(t["sampled_tokens"] for t in trees) == sum(len(c["output_ids"]) for c in calls)  # type: ignore[misc, arg-type]
 
 
+@pytest.mark.parametrize("topic", ["model-calls", "tool-events", "executions", "scores", "trees", "trajectories"])
+def test_no_two_events_share_an_id(gyre: Gyre, topic: str) -> None:
+    """Executions of one query may do the very same; their events are still others."""
+    ids = [e["id"] for e in gyre.tail(topic)]
+    assert len(ids) == len(set(ids))
+
+
 def test_micro_steps_count_once_in_each_step(gyre: Gyre) -> None:
     events = gyre.tail("training")
     opened = {(e["step"], e["attempt"]): e["micro_steps"] for e in events if e["type"] == "step-opened"}

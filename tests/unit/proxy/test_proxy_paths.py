@@ -22,7 +22,7 @@ def test_the_longest_known_prefix_is_that_of_whole_paths(calls: list[tuple[list[
         at, taken = paths.extend(EMPTY, np.asarray(prompt, dtype=np.int32))
         assert taken == max((shared(path, prompt) for path in whole.values()), default=0)
         new, sampled = (np.asarray(ids, dtype=np.int32) for ids in (prompt[taken:], output))
-        name = call_id(at.call, paths.hash(at), new, sampled, number)
+        name = call_id("e", at.call, paths.hash(at), new, sampled, number)
         paths.add(Stretch(name, at.call, at.length, paths.hash(at), np.concatenate([new, sampled]), len(new)))
         whole[name] = prompt + output
     for name, path in whole.items():
@@ -50,10 +50,11 @@ def test_the_hash_chains_from_delta_to_delta() -> None:
 def test_another_number_or_output_is_another_call() -> None:
     ids = np.asarray([1, 2], dtype=np.int32)
     names = {
-        call_id(None, ROOT_HASH, ids, ids, 0),
-        call_id(None, ROOT_HASH, ids, ids, 1),
-        call_id(None, ROOT_HASH, ids, ids[:1], 0),
-        call_id("x", ROOT_HASH, ids, ids, 0),
-        call_id(None, ROOT_HASH, ids[:1], np.asarray([2, 1, 2], dtype=np.int32), 0),
+        call_id("e", None, ROOT_HASH, ids, ids, 0),
+        call_id("f", None, ROOT_HASH, ids, ids, 0),
+        call_id("e", None, ROOT_HASH, ids, ids, 1),
+        call_id("e", None, ROOT_HASH, ids, ids[:1], 0),
+        call_id("e", "x", ROOT_HASH, ids, ids, 0),
+        call_id("e", None, ROOT_HASH, ids[:1], np.asarray([2, 1, 2], dtype=np.int32), 0),
     }
-    assert len(names) == 5
+    assert len(names) == 6
