@@ -1,5 +1,6 @@
 """What is particular to TCP: peers that stall, break off or lie, played by plain sockets."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -79,13 +80,16 @@ def test_a_stranger_on_the_port_does_not_stop_the_others(transfer):
     assert np.array_equal(data, target)
 
 
-def test_unregister_waits_for_readers_and_names_those_that_stay(transfer):
-    """A reader that asked and takes nothing holds the region, until it goes."""
-    descriptor = transfer.register(Region.of_array(np.zeros(1 << 26, dtype=np.uint8)))
-    with socket.create_connection(("127.0.0.1", transfer.port)) as reader:
+def test_unregister_waits_for_readers_and_names_those_that_stay():
+    """A reader in the middle of a chunk that takes no more holds the region, until it goes. One chunk: no socket buffers it."""
+    with contextlib.closing(TcpTransfer(chunk=1 << 26)) as transfer:
+        descriptor = transfer.register(Region.of_array(np.zeros(1 << 26, dtype=np.uint8)))
+        reader = socket.create_connection(("127.0.0.1", transfer.port))
         reader.sendall(REQUEST.pack(b"gyT1", descriptor.key_id, descriptor.capability))
-        assert reader.recv(1) == OK
-        with pytest.raises(TimeoutError, match="1 readers still hold"):
+        begun = 0
+        while begun < 4096:
+            begun += len(reader.recv(4096))
+        with reader, pytest.raises(TimeoutError, match="1 readers still hold"):
             transfer.unregister(descriptor, timeout=0.1)
 
 
