@@ -42,6 +42,7 @@ def killed_in_turn(program: Gyre, process: subprocess.Popen[str], victims: list[
             os.kill(pid_of(program, victims.pop(0)), signal.SIGKILL)
             if victims:
                 os.kill(pid_of(program, victims.pop(0)), signal.SIGKILL)
+    process.stdout.close()
     process.wait(30)
     return "".join(printed)
 
@@ -53,11 +54,29 @@ def test_each_process_is_killed_once_and_the_run_is_as_if_nobody_had_been(tmp_pa
     output = killed_in_turn(program, process, victims)
     assert process.returncode == 0, output
     assert victims == []
+    assert_as_if_nobody_had_been_killed(program)
+
+
+def test_the_cores_trainer_is_killed_in_the_middle_of_steps_and_comes_back(tmp_path: Path) -> None:
+    """Beyond what is promised of kills: it restores the newest checkpoint and makes the committed steps after it again."""
+    program = Gyre(tmp_path)
+    victims = ["cell-0-trainer", "cell-1-trainer", "cell-0-trainer", "cell-2-trainer"]
+    given = settings(f"run.steps={STEPS}", "run.checkpoint_every=2", "eval.every=2", "eval.tasks=2", "eval.samples=1")
+    process = program.start("run", str(write_experiment(tmp_path)), *given)
+    output = killed_in_turn(program, process, victims)
+    assert process.returncode == 0, output
+    assert victims == []
+    assert_as_if_nobody_had_been_killed(program)
+
+
+def assert_as_if_nobody_had_been_killed(program: Gyre) -> None:
     events = program.tail("executions")
-    places = {(e["group"], e["index"]) for e in events if e["type"] == "dispatched"}
+    places = {(e["group"], e["index"]) for e in events if e["type"] == "dispatched" and not e["evaluation"]}
     assert len(places) == STEPS * 3 * 4
     scored = {e["execution"] for e in program.tail("scores") if e["type"] == "scored"}
-    scored_places = {(e["group"], e["index"]) for e in events if e["type"] == "dispatched" and e["execution"] in scored}
+    scored_places = {
+        (e["group"], e["index"]) for e in events if e["type"] == "dispatched" and not e["evaluation"] and e["execution"] in scored
+    }
     assert scored_places == places
     training = program.tail("training")
     opened = {(e["step"], e["attempt"]): e["micro_steps"] for e in training if e["type"] == "step-opened"}
@@ -85,7 +104,7 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) > 10
     process.kill()
-    process.wait(10)
+    process.communicate(timeout=10)
     gone, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
     assert len(gone) == len(children)
