@@ -57,6 +57,7 @@ def configuration(settings: StreamsSettings) -> dict[str, Any]:
         "topic_allow_declare": False,
         "topic_disable_leader": True,
         "store": "memory://",
+        "datadir": settings.data,
         "TableManager": NoTables,
         "web_enabled": settings.web_port is not None,
         "web_port": settings.web_port or 6066,

@@ -21,6 +21,7 @@ class StreamsSettings:
     session_s:    after so long without a sign of life the broker gives a worker's partitions to others (broker's
     limits: 6 to 1800)
     web_port:     Faust's own web server; None: none
+    data:         a folder that Faust makes and nothing is kept in
     """
 
     kafka: KafkaSettings
@@ -31,6 +32,7 @@ class StreamsSettings:
     stall_s: float = 60.0
     session_s: float = 10.0
     web_port: int | None = None
+    data: str = "/tmp/gyre-faust"  # noqa: S108 - Faust makes a folder for its tables, of which there are none
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.derivations if name not in ALL]

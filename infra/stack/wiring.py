@@ -138,7 +138,8 @@ def limits(config: Config) -> Limits:
 
 
 def streams(launch: Launch, folder: StackFolder) -> StreamsSettings:
-    return StreamsSettings(kafka=launch.kafka(folder), run=launch.run, admission=admission(launch.settings))
+    data = str(folder.scratch / launch.run / "faust")
+    return StreamsSettings(kafka=launch.kafka(folder), run=launch.run, admission=admission(launch.settings), data=data)
 
 
 def admission(config: Config) -> AdmissionSettings:
