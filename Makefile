@@ -22,7 +22,7 @@ $(TOOLS)/bin/uv:
 	@$(PYTHON) -m venv $(TOOLS) && $(TOOLS)/bin/python -m pip install --quiet uv
 
 .venv/.installed: pyproject.toml uv.lock $(if $(filter $(TOOLS)/bin/uv,$(UV)),$(TOOLS)/bin/uv)
-	@echo "installing the locked environment into .venv/ (about 1 GB to download the first time)"
+	@echo "installing the locked environment into .venv/ (some GB to download the first time)"
 	@$(UV) sync --quiet --frozen
 	@touch $@
 
