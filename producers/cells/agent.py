@@ -42,7 +42,7 @@ class AgentSettings:
     scratch: str
     plan: ClassPlan
     secret: bytes = field(default=b"", repr=False)
-    start_limit_s: float = 180.0
+    start_limit_s: float = 600.0
     health_s: float = 5.0
     poll_s: float = 0.5
 
