@@ -16,7 +16,12 @@ from gyre_engine.config import load_config
 from infra.cli.errors import fail, plainly
 from infra.stack.layout import StackFolder
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__.split(":")[0])
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train agents by reinforcement learning on an event log; look at runs, replay them, ask them in SQL.",
+)
 Run = Annotated[str, typer.Argument(help="A run's name, or latest.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the config.")]
 
@@ -73,7 +78,7 @@ def replay(
     if not verdict.steps:
         fail(f"{attached.info.run} has no committed step to replay")
     said = "verified: every step's micro-steps and weights are those on the log" if verdict.verified else "made, nothing compared"
-    console.print(f"{attached.info.run}: {verdict.steps} steps {said}", highlight=False)
+    console.print(f"{attached.info.run}: {verdict.steps} steps {said}", highlight=False, soft_wrap=True)
 
 
 @app.command()

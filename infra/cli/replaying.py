@@ -38,7 +38,7 @@ def replay_run(attached: Attached, console: Console, *, verify: bool, until: int
     with attached.log() as log:
         for last in replay(log, settings):
             count += 1
-            console.print(_line(last), highlight=False)
+            console.print(_line(last), highlight=False, soft_wrap=True)
     if last is not None and last.verified is False:
         return Verdict(count, False, last.problem)
     return Verdict(count, None if problems or not verify else count > 0)

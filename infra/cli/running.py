@@ -78,7 +78,7 @@ def _shown(session: Session, console: Console) -> Iterator[Callable[[RunView], N
         def line(view: RunView) -> None:
             if view.step != said[0]:
                 said[0] = view.step
-                console.print(one_line(view), highlight=False)
+                console.print(one_line(view), highlight=False, soft_wrap=True)
 
         yield line
 
