@@ -9,6 +9,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from gyre_engine.config import Config
+from gyre_engine.sandbox import find_bwrap
 from infra.sglang.launch import Launch as SGLangLaunch
 from infra.sglang.launch import sglang_on_cpu
 from infra.stack.launch import Launch
@@ -61,7 +62,9 @@ def cell_processes(launch: Launch, folder: StackFolder, position: int) -> list[P
 def _engine(config: Config, launch: Launch, name: str, position: int, args: dict[str, object]) -> ProcessSpec:
     if config.cells.engine == "sglang":
         command = _sglang(config, launch.engine_urls[position])
-        return ProcessSpec(f"{name}-engine", argv=command.argv, env=command.env, stage=ACTING, restart=PATIENT)
+        # SGLang starts processes of its own: in a namespace of pids they end with it, whatever ends it.
+        apart = (find_bwrap(), "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid", "--die-with-parent")
+        return ProcessSpec(f"{name}-engine", argv=(*apart, *command.argv), env=command.env, stage=ACTING, restart=PATIENT)
     return ProcessSpec(
         f"{name}-engine", target=f"{ENTRIES}:engine", args=args, heavy=True, parent=ENGINES, stage=ACTING, restart=PATIENT
     )
