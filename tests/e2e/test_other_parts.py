@@ -46,7 +46,7 @@ def test_a_foreign_kafka_with_one_replica_is_refused_with_the_remedy(tmp_path: P
 @pytest.mark.skipif(not SGLANG.exists(), reason="SGLang's own environment is not installed: make install-sglang")
 def test_real_sglang_samples_and_what_it_sampled_is_trained_and_replayed(tmp_path: Path) -> None:
     program = Gyre(tmp_path)
-    given = settings("cells.engine='sglang'", "cells.count=1", "cells.capacity=16", "cells.kv_tokens=16384")
+    given = settings("cells.engine='sglang'", "cells.count=1", "cells.capacity=16", "cells.kv_tokens=16384", "batch.phi=0")
     program("run", str(write_experiment(tmp_path)), *given, limit=800)
     started = [e for e in program.tail("cells") if e["type"] == "cell-started"]
     assert {e["engine"] for e in started} == {"sglang"}
