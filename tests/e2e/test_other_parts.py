@@ -54,7 +54,8 @@ def test_real_sglang_samples_and_what_it_sampled_is_trained_and_replayed(tmp_pat
     assert gaps
     assert max(g["gap_max"] for g in gaps) <= 1e-4  # type: ignore[type-var]
     assert "2 steps verified" in program("replay", "latest", "--verify")
-    assert [p.pid for p in psutil.process_iter(["cmdline"]) if "sglang" in " ".join(p.info["cmdline"] or [])] == []
+    lines = [" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]
+    assert [line for line in lines if "sglang::" in line or "sglang.launch_server" in line] == []
 
 
 def test_mini_swe_agent_runs_against_the_proxy(tmp_path: Path) -> None:
