@@ -32,7 +32,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"config error in {path}: {error}") from error
     for override in overrides:
         _override(tree, override)
-    config: Config = _build(Config, tree, (), _Source(path, text))
+    given = frozenset(o.partition("=")[0].strip() for o in overrides)
+    config: Config = _build(Config, tree, (), _Source(path, text, given))
     check(config)
     return _resolve_paths(config, path.parent.resolve())
 
@@ -77,9 +78,13 @@ def config_hash(config: Config) -> str:
 class _Source:
     path: Path
     text: str
+    given: frozenset[str] = frozenset()
+    """Names that `--set` gave: the file is not to blame for them."""
 
     def where(self, keys: tuple[str, ...]) -> str:
-        """`file, line n`, the line on which the last key stands below its section."""
+        """`file, line n`, the line on which the last key stands below its section; or `--set`."""
+        if ".".join(keys) in self.given:
+            return f"--set {'.'.join(keys)}"
         section, key = (keys[-2] if len(keys) > 1 else ""), keys[-1]
         inside = section == ""
         for number, line in enumerate(self.text.splitlines(), 1):
@@ -162,11 +167,31 @@ _ONE_OF = {
     "harness.name": ("mini", "mini-swe-agent", "command"),
     "scheduling.policy": ("elastic",),
     "eval.split": ("train", "val", "test"),
+    "eval.before": ("", "train", "val", "test"),
+    "eval.after": ("", "train", "val", "test"),
+    "loss.name": ("ppo", "grpo", "reinforce", "gspo"),
+    "loss.aggregate": ("two-level", "token", "sequence"),
 }
+
+
+_RANGES = {
+    # name: (least, most, whether the least itself is allowed)
+    "optimizer.lr": (0.0, 10.0, False), "optimizer.beta1": (0.0, 0.999999, True), "optimizer.beta2": (0.0, 0.999999, True),
+    "optimizer.eps": (0.0, 1.0, False), "optimizer.weight_decay": (0.0, 10.0, True), "optimizer.clip_norm": (0.0, 1e9, True),
+    "loss.clip_low": (0.0, 0.999999, False), "loss.clip_high": (0.0, 100.0, False), "loss.importance_cap": (1.0, 1e6, True),
+    "sampling.temperature": (0.0, 100.0, False), "sampling.top_p": (0.0, 1.0, False), "group.reward_range": (0.0, 1e9, False),
+    "group.deviation_floor": (0.0, 1.0, False), "cells.lease_s": (1.0, 1e6, True), "runner.overall_timeout_s": (0.0, 1e9, False),
+    "scheduling.slack": (0.0, 1.0, True),
+}  # fmt: skip
 
 
 def check(config: Config) -> None:
     """Raises ConfigError where a value cannot work."""
+    for name, (least, most, inclusive) in _RANGES.items():
+        value = _get(config, name)
+        if not (least <= value <= most and (inclusive or value > least)):
+            edge = "at least" if inclusive else "above"
+            raise ConfigError(f"config error: {name} must be {edge} {least:g} and at most {most:g}, got {value}")
     for name in _AT_LEAST_ONE:
         if (value := _get(config, name)) < 1:
             raise ConfigError(f"config error: {name} must be at least 1, got {value}")
@@ -184,8 +209,11 @@ def _check_relations(config: Config) -> None:
             f"config error: batch.group_size ({config.batch.group_size}) is below group.min ({config.group.min}): "
             "no group could train"
         )
-    if config.sampling.temperature < 0:
-        raise ConfigError(f"config error: sampling.temperature must be 0 or more, got {config.sampling.temperature}")
+    if config.sampling.max_tokens >= config.model.context:
+        raise ConfigError(
+            f"config error: sampling.max_tokens ({config.sampling.max_tokens}) leaves no room for a prompt in model.context "
+            f"({config.model.context}): lower the one or raise the other"
+        )
     if config.harness.name == "command" and not config.harness.command:
         raise ConfigError('config error: harness.name is "command" but harness.command is empty: give the command line to run')
     for source in config.data:

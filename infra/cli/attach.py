@@ -13,7 +13,7 @@ from infra.broker.broker import Broker, BrokerSettings
 from infra.cli.errors import CommandError
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
-from infra.supervisor.state import StackLock, read_state
+from infra.supervisor.state import StackLock, StackRunning, read_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def kafka(folder: StackFolder) -> Iterator[KafkaSettings]:
     elif launch is not None and launch.settings.kafka.bootstrap_servers:
         yield launch.kafka(folder)
     elif folder.kafka.exists():
-        lock = StackLock(folder.root)
+        lock = _lock(folder)
         try:
             with Broker(BrokerSettings(folder.kafka)) as broker:
                 yield _settings(folder, broker.bootstrap_servers, launch.prefix if launch else "gyre")
@@ -50,6 +50,16 @@ def kafka(folder: StackFolder) -> Iterator[KafkaSettings]:
             lock.release()
     else:
         raise CommandError(f"{folder.root} holds no run: start one with `gyre run EXPERIMENT.toml`, or go to the folder of one")
+
+
+def _lock(folder: StackFolder) -> StackLock:
+    try:
+        return StackLock(folder.root)
+    except StackRunning as error:
+        raise CommandError(
+            f"another gyre reads the log in {folder.root} just now (a replay, or a run that is starting or ending): "
+            "try again when it is done"
+        ) from error
 
 
 def _settings(folder: StackFolder, servers: str, prefix: str) -> KafkaSettings:

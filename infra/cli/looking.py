@@ -79,16 +79,22 @@ def _plain(value: Any) -> Any:
 
 
 def status(console: Console) -> int:
-    """The processes of this folder's stack; 0 where it runs."""
-    state = read_state(StackFolder.here().root)
+    """The processes of this folder's stack and its addresses; 0 where it runs. Off a terminal: tab-separated lines."""
+    folder = StackFolder.here().root
+    state = read_state(folder)
     if state is None or not state.serving:
-        console.print("no stack runs in this folder")
-        return 1
+        raise CommandError(f"no stack runs in {folder}: `gyre run EXPERIMENT.toml` starts one, `gyre runs` lists what was run")
+    rows = [(p.name, p.state.value, str(p.pid), str(p.restarts), p.last_exit) for p in state.processes]
+    if not console.is_terminal:
+        for row in [*rows, *((name, str(value)) for name, value in state.facts.items())]:
+            print("\t".join(row))
+        return 0
     table = Table("process", "state", "pid", "restarts", "last exit")
-    for process in state.processes:
-        table.add_row(process.name, process.state.value, str(process.pid), str(process.restarts), process.last_exit)
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
-    console.print(", ".join(f"{k} {v}" for k, v in state.facts.items()), highlight=False)
+    for name, value in state.facts.items():
+        console.print(f"{name}: {value}", highlight=False, soft_wrap=True)
     return 0
 
 

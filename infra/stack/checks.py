@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+from consumers.scoring.loading import load_scorer
 from gyre_engine.config import Config, ConfigError
 from gyre_engine.sandbox import sandbox_available
 from gyre_engine.tasks import load_catalog
@@ -20,6 +21,8 @@ def check_before_start(config: Config) -> None:
     if not any(d.split == "train" for d in config.data):
         raise ConfigError('config error: no [[data]] source has split = "train"')
     load_catalog(wiring.sources(config))
+    if config.scoring.scorer != "verifier":
+        load_scorer(config.scoring.scorer)
     if config.runner.sandbox == "bubblewrap":
         sandbox_available()
 
@@ -29,6 +32,8 @@ def _check_model(model: Path | None) -> None:
         raise ConfigError(
             "config error: model.path is empty: name a folder with config.json, model.safetensors and tokenizer.json"
         )
+    if not model.is_dir():
+        raise ConfigError(f"config error: model.path: {model} is no folder (relative paths are taken from the config's folder)")
     for name in ("config.json", "tokenizer.json"):
         if not os.access(model / name, os.R_OK):
             raise ConfigError(f"config error: model.path: {model / name} cannot be read")

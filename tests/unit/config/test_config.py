@@ -37,6 +37,13 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ('[harness]\nname = "command"\n', "harness.command is empty"),
         ('[[data]]\npath = "x"\nsplit = "dev"\n', "data.split must be train, val or test; got 'dev'"),
         ("[run\n", "config error in"),
+        ("[optimizer]\nlr = -1.0\n", "optimizer.lr must be above 0 and at most 10, got -1.0"),
+        ("[optimizer]\nlr = nan\n", "optimizer.lr must be above 0"),
+        ("[sampling]\ntop_p = 7.0\n", "sampling.top_p must be above 0 and at most 1, got 7.0"),
+        ("[sampling]\ntemperature = 0\n", "sampling.temperature must be above 0"),
+        ('[loss]\nname = "xx"\n', "loss.name must be one of ppo, grpo, reinforce, gspo; got 'xx'"),
+        ('[eval]\nafter = "nope"\n', "eval.after must be one of"),
+        ("[model]\ncontext = 10\n", "leaves no room for a prompt in model.context"),
     ],
 )
 def test_a_wrong_value_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -55,6 +62,8 @@ def test_overrides_are_typed_and_checked(tmp_path: Path) -> None:
     assert (config.run.steps, config.model.name, config.selection.roles) == (7, "tiny", ("main",))
     with pytest.raises(ConfigError, match="write section.key=value"):
         load_config(path, ["steps=7"])
+    with pytest.raises(ConfigError, match="config error in --set run.steps: run.steps must be int, got 'abc'"):
+        load_config(path, ["run.steps=abc"])
     with pytest.raises(ConfigError, match="Did you mean"):
         with_overrides(config, ["run.step=7"])
 
