@@ -181,15 +181,11 @@ def _out(attempt: _Attempt) -> bool:
     """
     if attempt.quarantined is not None or (isinstance(attempt.ended, Discarded) and attempt.ended.final):
         return True
-    failed = isinstance(attempt.score, EvaluationFailed) or (
-        isinstance(attempt.score, Scored) and attempt.score.placeholder
-    )
+    failed = isinstance(attempt.score, EvaluationFailed) or (isinstance(attempt.score, Scored) and attempt.score.placeholder)
     return failed and isinstance(attempt.ended, Finished)
 
 
-def _admit(
-    name: str, group: _Group, first: Dispatched, places: list[_Attempt], settings: AdmissionSettings
-) -> GroupAdmitted:
+def _admit(name: str, group: _Group, first: Dispatched, places: list[_Attempt], settings: AdmissionSettings) -> GroupAdmitted:
     counting = [attempt for attempt in places if _counts(attempt)]
     rewards = [attempt.score.reward for attempt in counting if isinstance(attempt.score, Scored)]
     gained = _advantages(rewards, settings)

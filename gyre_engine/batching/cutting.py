@@ -152,9 +152,7 @@ def _check_context(work: ExecutionWork, length: int, context: int | None) -> Non
         )
 
 
-def _piece(
-    work: ExecutionWork, shape: _Shape, members: list[int], targets: Positions, weight: NDArray[np.float64]
-) -> Piece:
+def _piece(work: ExecutionWork, shape: _Shape, members: list[int], targets: Positions, weight: NDArray[np.float64]) -> Piece:
     kept = shape.kept[members]
     offsets = np.cumsum(kept) - kept
     place = dict(zip(members, offsets.tolist(), strict=True))
@@ -195,8 +193,6 @@ def _rows(
     for index in np.flatnonzero(inside == 0):
         parent = work.segments[int(owners[index])].parent
         if parent < 0:
-            raise InvalidWork(
-                f"execution {work.execution}: the first token of a root has no context and cannot be trained"
-            )
+            raise InvalidWork(f"execution {work.execution}: the first token of a root has no context and cannot be trained")
         src[index] = place[parent] + int(shape.kept[parent]) - 1
     return src.astype(np.int32), dst.astype(np.int32)

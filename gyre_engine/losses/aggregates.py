@@ -19,9 +19,7 @@ TWO_LEVEL = "two-level"
 AGGREGATES = (TWO_LEVEL, "token", "sequence")
 
 
-def token_weights(
-    aggregate: str, advantage: float, trained_tokens: int, sequences: NDArray[np.int32]
-) -> NDArray[np.float64]:
+def token_weights(aggregate: str, advantage: float, trained_tokens: int, sequences: NDArray[np.int32]) -> NDArray[np.float64]:
     """float64[m]: the weight of each target of one execution; sequences: int32[m], numbered from 0."""
     _check(aggregate)
     if aggregate == "token":

@@ -29,6 +29,5 @@ class LossConfig:
             raise ValueError(f'loss.name has no "{self.name}"; choose one of {", ".join(LOSS_NAMES)}')
         if not 0 < self.clip_low < 1 or self.clip_high <= 0 or self.cap < 1:
             raise ValueError(
-                f"loss: need 0 < clip_low < 1, clip_high > 0 and cap >= 1; "
-                f"got {self.clip_low}, {self.clip_high}, {self.cap}"
+                f"loss: need 0 < clip_low < 1, clip_high > 0 and cap >= 1; got {self.clip_low}, {self.clip_high}, {self.cap}"
             )

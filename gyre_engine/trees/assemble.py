@@ -156,7 +156,5 @@ def _versions(call: ModelCall) -> Ints:
     bounds = [span.start for span in call.weight_spans] + [len(call.output_ids)]
     counts = np.array(bounds[1:], dtype=np.int64) - np.array(bounds[:-1], dtype=np.int64)
     if not call.weight_spans or bounds[0] != 0 or np.any(counts < 0):
-        raise AssemblyError(
-            f"call {call.call}: weight spans start at {bounds[:-1]}, not at 0 and ascending within its output"
-        )
+        raise AssemblyError(f"call {call.call}: weight spans start at {bounds[:-1]}, not at 0 and ascending within its output")
     return np.repeat(np.array([span.version for span in call.weight_spans], dtype=np.int32), counts)

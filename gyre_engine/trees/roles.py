@@ -89,11 +89,7 @@ Prompt = tuple[int, int]
 def _prompt(calls: Sequence[CallFacts], place: Mapping[str, int], index: int) -> Prompt:
     """Calls with no input of their own have the prompt at which they are cut from their parent."""
     call = calls[index]
-    return (
-        (place[call.parent], call.cut)
-        if call.new_input == 0 and call.parent is not None
-        else (index, call.output_start)
-    )
+    return (place[call.parent], call.cut) if call.new_input == 0 and call.parent is not None else (index, call.output_start)
 
 
 def _twins(calls: Sequence[CallFacts], place: Mapping[str, int]) -> dict[Prompt, list[int]]:
@@ -104,9 +100,7 @@ def _twins(calls: Sequence[CallFacts], place: Mapping[str, int]) -> dict[Prompt,
     return twins
 
 
-def _continues(
-    calls: Sequence[CallFacts], place: Mapping[str, int], twins: Mapping[Prompt, Sequence[int]]
-) -> dict[int, int]:
+def _continues(calls: Sequence[CallFacts], place: Mapping[str, int], twins: Mapping[Prompt, Sequence[int]]) -> dict[int, int]:
     """Which earlier call each call goes on from: by its sampled tokens, or rewritten from the very first of them."""
     before: dict[int, int] = {}
     for index, call in enumerate(calls):

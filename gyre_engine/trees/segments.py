@@ -93,9 +93,7 @@ def leaves_of(nodes: Sequence[Node]) -> list[int]:
     """
     place = places(nodes)
     extended = {
-        place[n.parent]
-        for n in nodes
-        if n.parent is not None and n.cut == end_of(nodes[place[n.parent]]) > 0 and _own(n)
+        place[n.parent] for n in nodes if n.parent is not None and n.cut == end_of(nodes[place[n.parent]]) > 0 and _own(n)
     }
     return [index for index, node in enumerate(nodes) if index not in extended and _own(node)]
 
@@ -132,9 +130,7 @@ _Pieces = list[Run]
 _Children = list[list[int]]
 
 
-def _pieces(
-    nodes: Sequence[Node], place: dict[str, int], extents: dict[int, int]
-) -> tuple[_Pieces, _Children, list[int]]:
+def _pieces(nodes: Sequence[Node], place: dict[str, int], extents: dict[int, int]) -> tuple[_Pieces, _Children, list[int]]:
     """Every needed delta split where needed children are cut; per piece its children, first the one of the same
     node.
     """
@@ -170,9 +166,7 @@ def _linked(
     return children, roots
 
 
-def _merge(
-    nodes: Sequence[Node], pieces: _Pieces, children: _Children, roots: list[int], ends: Collection[int]
-) -> Segments:
+def _merge(nodes: Sequence[Node], pieces: _Pieces, children: _Children, roots: list[int], ends: Collection[int]) -> Segments:
     """Depth-first, chains of single children joined."""
     segments: list[TreeSegment] = []
     last: dict[int, int] = {}

@@ -79,9 +79,7 @@ def select(execution: str, nodes: Sequence[TreeNode], settings: SelectionSetting
         tokens = sum(r.stop - r.start for r in ranges[-1])
         chosen.append(SelectedTrajectory(nodes[leaf].node, nodes[leaf].role.value, tokens))
     left_out = _left_out(nodes, tree, unmasked, open_leaves)
-    return Selection(
-        tuple(chosen), tuple(ranges), left_out, sum(t.trained_tokens for t in chosen), _oldest(nodes, ranges)
-    )
+    return Selection(tuple(chosen), tuple(ranges), left_out, sum(t.trained_tokens for t in chosen), _oldest(nodes, ranges))
 
 
 def ranges_of(nodes: Sequence[TreeNode], tree: Segments, leaves: Sequence[int]) -> list[tuple[TrainedRange, ...]]:

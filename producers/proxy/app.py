@@ -126,5 +126,6 @@ async def _http(request: Request, problem: Exception) -> Response:
     if not isinstance(problem, HTTPException):
         raise problem
     text = f"{request.method} {request.url.path}: {problem.detail}"
-    return Response(chat.error(ProxyError(problem.status_code, "not_found", text)), problem.status_code,
-                    media_type="application/json")
+    return Response(
+        chat.error(ProxyError(problem.status_code, "not_found", text)), problem.status_code, media_type="application/json"
+    )

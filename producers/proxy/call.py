@@ -171,8 +171,11 @@ class Call:
     def _tell_tools(self, record: ModelCall, parsed: Parsed) -> None:
         for index, asked in enumerate(parsed.calls):
             event = ToolCalled(
-                execution=record.execution, call=record.call, tool_call=wire_id(record.call, index),
-                name=asked.name, arguments=asked.arguments[:SHOWN],
+                execution=record.execution,
+                call=record.call,
+                tool_call=wire_id(record.call, index),
+                name=asked.name,
+                arguments=asked.arguments[:SHOWN],
             )
             self.desk.outbox.tell(event, derived_id((record.call,), "tool-called", 1, index=index))
 

@@ -142,7 +142,13 @@ class ProxyError(Exception):
     """A request that is not answered. `retry_after` (seconds): asking again then may help."""
 
     def __init__(
-        self, status: int, code: str, message: str, *, kind: str = "invalid_request_error", param: str | None = None,
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)

@@ -182,8 +182,7 @@ def _restored(execution: Execution, rendering: Rendering, message: Message, call
     stretch = execution.paths.stretches[call]
     parsed = rendering.parse(tail_of(execution, stretch, rendering), stretch.output.tolist(), [])
     originals = {
-        wire_id(call, at): ToolCall(wire_id(call, at), asked.name, asked.arguments)
-        for at, asked in enumerate(parsed.calls)
+        wire_id(call, at): ToolCall(wire_id(call, at), asked.name, asked.arguments) for at, asked in enumerate(parsed.calls)
     }
     calls = tuple(originals.get(known.id, known) for known in message.calls)
     return replace(message, calls=calls, reasoning=message.reasoning or parsed.reasoning)

@@ -166,7 +166,9 @@ async def _on_one_engine(
     done = len(sampled.ids)
     prompt = np.concatenate([job.prompt, np.asarray(sampled.ids, dtype=np.int32)]) if done else job.prompt
     request = GenerateRequest(
-        f"{job.rid}.{sampled.engine_calls}", cast(Sequence[int], prompt), replace(job.params, max_tokens=job.params.max_tokens - done)
+        f"{job.rid}.{sampled.engine_calls}",
+        cast(Sequence[int], prompt),
+        replace(job.params, max_tokens=job.params.max_tokens - done),
     )
     finish = None
     async with contextlib.aclosing(_until_cancelled(lease, request, cancel)) as chunks:
@@ -177,9 +179,7 @@ async def _on_one_engine(
     return finish
 
 
-async def _until_cancelled(
-    lease: Lease, request: GenerateRequest, cancel: asyncio.Event
-) -> AsyncGenerator[Chunk, None]:
+async def _until_cancelled(lease: Lease, request: GenerateRequest, cancel: asyncio.Event) -> AsyncGenerator[Chunk, None]:
     """The engine's chunks. When `cancel` is set the engine is told to abort, and may hand over what it has."""
     source = aiter(lease.engine.generate(request))
     watch = asyncio.ensure_future(cancel.wait())

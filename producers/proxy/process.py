@@ -61,10 +61,20 @@ async def _serve(
     await feed.start()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)  # a long history is thousands of short-lived objects: no reason to search through everything
-    server = _Server(uvicorn.Config(
-        application(service, secret), loop="none", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-        timeout_keep_alive=300, timeout_graceful_shutdown=int(LAST_WORDS_S), backlog=1024,
-    ))
+    server = _Server(
+        uvicorn.Config(
+            application(service, secret),
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=300,
+            timeout_graceful_shutdown=int(LAST_WORDS_S),
+            backlog=1024,
+        )
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _end, server, service)

@@ -63,8 +63,16 @@ class Parsed:
 
 
 _RENDERERS = {
-    "qwen3": "qwen3", "qwen3_moe": "qwen3", "qwen3_5": "qwen3.5", "qwen3_5_moe": "qwen3.5", "qwen3_5_text": "qwen3.5",
-    "glm4_moe": "glm-4.5", "kimi_k2": "kimi-k2", "deepseek_v3": "deepseek-v3", "gpt_oss": "gpt-oss", "minimax_m2": "minimax-m2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3",
+    "qwen3_5": "qwen3.5",
+    "qwen3_5_moe": "qwen3.5",
+    "qwen3_5_text": "qwen3.5",
+    "glm4_moe": "glm-4.5",
+    "kimi_k2": "kimi-k2",
+    "deepseek_v3": "deepseek-v3",
+    "gpt_oss": "gpt-oss",
+    "minimax_m2": "minimax-m2",
     "llama": "llama-3",
 }
 """By the `model_type` of config.json: the chat format of the family's instruction models."""
@@ -117,9 +125,7 @@ class Rendering:
         owners = found.message_indices[known:]
         return Rendered(found.token_ids[known:], _spans(owners, new), head=0)
 
-    def render(
-        self, messages: Sequence[Message], tools: list[dict[str, Any]], sampled: Mapping[int, list[int]]
-    ) -> Rendered:
+    def render(self, messages: Sequence[Message], tools: list[dict[str, Any]], sampled: Mapping[int, list[int]]) -> Rendered:
         """The whole prompt. sampled: by message, the ids that were sampled for it, which are put back."""
         found = self.renderer.render(_dicts(messages), tools=tools or None, add_generation_prompt=True)
         ids, owners = found.token_ids, found.message_indices
@@ -177,7 +183,10 @@ class Rendering:
 
 def _keeping(tokenizer: ChatTokenizer, config: Any, renderer: Any) -> Any:
     """The same format, but keeping all thinking: what bridges a user's turn where there is none; None where that is no different."""
-    if getattr(renderer, "effective_thinking_retention", None) != "tool_cycle" or tokenizer.convert_tokens_to_ids("</think>") is None:
+    if (
+        getattr(renderer, "effective_thinking_retention", None) != "tool_cycle"
+        or tokenizer.convert_tokens_to_ids("</think>") is None
+    ):
         return None
     keeping = {**(config or renderer.config).model_dump(exclude_unset=True), "thinking_retention": "all"}
     return create_renderer(tokenizer, type(config or renderer.config).model_validate(keeping))

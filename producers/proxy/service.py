@@ -152,7 +152,11 @@ class Service:
         wanted = min(room, settings.sampling.max_tokens, ask.max_tokens or settings.sampling.max_tokens)
         run = settings.sampling
         params = SamplingParams(
-            temperature=run.temperature, top_p=run.top_p, top_k=run.top_k, min_p=run.min_p, max_tokens=wanted,
+            temperature=run.temperature,
+            top_p=run.top_p,
+            top_k=run.top_k,
+            min_p=run.min_p,
+            max_tokens=wanted,
             stop_token_ids=self.desk.rendering.stop_ids,
         )
         rid = f"{execution.id}-{uuid4().hex[:12]}"
@@ -173,7 +177,10 @@ class Service:
             if message.answers in execution.unanswered_tools:
                 execution.unanswered_tools.discard(message.answers)
                 event = ToolReturned(
-                    execution=execution.id, tool_call=message.answers, source="proxy", content=message.text[:SHOWN],
+                    execution=execution.id,
+                    tool_call=message.answers,
+                    source="proxy",
+                    content=message.text[:SHOWN],
                     nbytes=len(message.text.encode("utf-8", "replace")),
                 )
                 event_id = derived_id((execution.id, message.answers), "tool-returned", 1)
@@ -190,8 +197,12 @@ class Service:
 
         def make() -> tuple[ExecutionClosed, str]:
             event = ExecutionClosed(
-                execution=execution.id, owner_epoch=execution.epoch, calls=execution.calls,
-                last_call=execution.last_call, held_us=execution.held_us, errors=execution.errors,
+                execution=execution.id,
+                owner_epoch=execution.epoch,
+                calls=execution.calls,
+                last_call=execution.last_call,
+                held_us=execution.held_us,
+                errors=execution.errors,
             )
             return event, derived_id((execution.id, execution.last_call or ""), "execution-closed", 1)
 

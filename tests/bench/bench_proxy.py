@@ -47,10 +47,44 @@ ROUNDS = int(os.environ.get("ROUNDS", "120"))
 SECONDS = float(os.environ.get("SECONDS", "20"))
 REPLY = '<tool_call>\n{"name": "bash", "arguments": {"command": "make test"}}\n</tool_call>'
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-TOOLS = [{"type": "function", "function": {"name": "bash", "description": "Run a command.",
-          "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}}]
-WORDS = ("the", "build", "failed", "in", "module", "parser", "with", "error", "expected", "token", "value", "return", "import", "test",
-         "passed", "line", "function", "argument", "missing", "file", "directory", "warning", "unused", "variable", "while", "reading")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "bash",
+            "description": "Run a command.",
+            "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+        },
+    }
+]
+WORDS = (
+    "the",
+    "build",
+    "failed",
+    "in",
+    "module",
+    "parser",
+    "with",
+    "error",
+    "expected",
+    "token",
+    "value",
+    "return",
+    "import",
+    "test",
+    "passed",
+    "line",
+    "function",
+    "argument",
+    "missing",
+    "file",
+    "directory",
+    "warning",
+    "unused",
+    "variable",
+    "while",
+    "reading",
+)
 
 
 def words(rng: random.Random, count: int) -> str:
@@ -172,8 +206,10 @@ async def one_at_a_time(make: Callable[[], Agent]) -> dict[str, float]:
     short, long = make(), make()
     await short.grow(2_000, 8, rng)
     await long.grow(128_000, 128, rng)
-    print(f"histories: {short.prompt_tokens} and {long.prompt_tokens} tokens, "
-          f"bodies of {len(orjson.dumps(short.messages))} and {len(orjson.dumps(long.messages))} bytes")
+    print(
+        f"histories: {short.prompt_tokens} and {long.prompt_tokens} tokens, "
+        f"bodies of {len(orjson.dumps(short.messages))} and {len(orjson.dumps(long.messages))} bytes"
+    )
     times: dict[str, list[float]] = {"2k": [], "2k alone": [], "128k": [], "128k alone": []}
     for _ in range(ROUNDS):
         for name, agent in (("2k", short), ("128k", long)):
@@ -208,9 +244,11 @@ async def together(make: Callable[[], Agent]) -> dict[str, float]:
             await agent.grow(2_000, 2, rng)
         alone += await paced([agent.directly for agent in fresh], pace, SECONDS / 3)
         through += await paced([agent.turn for agent in fresh], pace, SECONDS / 3)
-    print(f"at {rate / 2:.0f} calls/s: through the proxy p50 {1e3 * statistics.median(through):.2f} ms, p99 "
-          f"{1e3 * quantile(through, 0.99):.2f} ms; the engine alone p50 {1e3 * statistics.median(alone):.2f} ms, p99 "
-          f"{1e3 * quantile(alone, 0.99):.2f} ms")
+    print(
+        f"at {rate / 2:.0f} calls/s: through the proxy p50 {1e3 * statistics.median(through):.2f} ms, p99 "
+        f"{1e3 * quantile(through, 0.99):.2f} ms; the engine alone p50 {1e3 * statistics.median(alone):.2f} ms, p99 "
+        f"{1e3 * quantile(alone, 0.99):.2f} ms"
+    )
     return {
         "added_ms_p50": 1e3 * (statistics.median(through) - statistics.median(alone)),
         "added_ms_p99": 1e3 * (quantile(through, 0.99) - quantile(alone, 0.99)),
@@ -298,9 +336,24 @@ def main() -> None:
         ensure_topics(settings, "bench")
         engine, proxy = free_port(), free_port()
         log = KafkaLog(settings, "bench")
-        log.append_all([CellStarted(cell="cell-0", position=0, incarnation="1", engine="scripted", engine_url=f"http://127.0.0.1:{engine}",
-                                    capacity=1000, role=CellRole.SAMPLING, weight_version=0)])
-        with process("engine", str(folder), str(engine)), process("proxy", str(folder), str(proxy), broker.bootstrap_servers, "bench"):
+        log.append_all(
+            [
+                CellStarted(
+                    cell="cell-0",
+                    position=0,
+                    incarnation="1",
+                    engine="scripted",
+                    engine_url=f"http://127.0.0.1:{engine}",
+                    capacity=1000,
+                    role=CellRole.SAMPLING,
+                    weight_version=0,
+                )
+            ]
+        )
+        with (
+            process("engine", str(folder), str(engine)),
+            process("proxy", str(folder), str(proxy), broker.bootstrap_servers, "bench"),
+        ):
             found = asyncio.run(measure(proxy, engine, secret, tokenizer))
         log.close()
     print(orjson.dumps({key: round(value, 3) for key, value in found.items()}).decode())

@@ -76,9 +76,7 @@ def work(name, segments, trained, advantage, seed=0):
     trained = np.array(trained, dtype=np.int32)
     return ExecutionWork(
         execution=name,
-        segments=tuple(
-            Segment(rng.integers(0, VOCAB, size).astype(np.int32), parent) for parent, size in segments
-        ),
+        segments=tuple(Segment(rng.integers(0, VOCAB, size).astype(np.int32), parent) for parent, size in segments),
         trained=trained,
         logprobs=(-4 + 0.3 * rng.standard_normal(len(trained))).astype(np.float32),
         versions=rng.integers(1, 4, len(trained)).astype(np.int32),
@@ -181,8 +179,7 @@ def test_c23_the_gradient_does_not_depend_on_the_cut(replica_of, dtype, bound):
 
 def test_c23_the_gradient_is_the_two_level_mean(replica_of, folder):
     works = [
-        work(f"e{count}", [(-1, 20 + count)], range(20, 20 + count), advantage)
-        for count, advantage in ((3, 1.0), (50, -0.5))
+        work(f"e{count}", [(-1, 20 + count)], range(20, 20 + count), advantage) for count, advantage in ((3, 1.0), (50, -0.5))
     ]
     replica, model = replica_of(), reference(folder("qwen3"))
     gradient(replica, pack(works, 999))

@@ -41,10 +41,20 @@ def engine(model: Path, kafka_log: KafkaLog) -> Iterator[Child]:
     port = free_port()
     child = Child(serve_engine, ((*call, end), (*done, end)), port, "1")
     wait_for(port)
-    kafka_log.append_all([
-        CellStarted(cell="a", position=0, incarnation="1", engine="scripted", engine_url=f"http://127.0.0.1:{port}", capacity=8,
-                    role=CellRole.SAMPLING, weight_version=0)
-    ])
+    kafka_log.append_all(
+        [
+            CellStarted(
+                cell="a",
+                position=0,
+                incarnation="1",
+                engine="scripted",
+                engine_url=f"http://127.0.0.1:{port}",
+                capacity=8,
+                role=CellRole.SAMPLING,
+                weight_version=0,
+            )
+        ]
+    )
     yield child
     child.end()
 
@@ -98,8 +108,12 @@ def test_a_client_that_hangs_up_while_no_cell_samples_is_recorded_as_cancelled(
 ) -> None:
     proxy = ProxyChild(model, kafka_settings, kafka_log.run)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{proxy.url}/v1/chat/completions", json={"model": "policy", "messages": [user("q")]},
-                   headers={"authorization": f"Bearer {mint(SECRET, 'g.0.0')}"}, timeout=0.5)
+        httpx.post(
+            f"{proxy.url}/v1/chat/completions",
+            json={"model": "policy", "messages": [user("q")]},
+            headers={"authorization": f"Bearer {mint(SECRET, 'g.0.0')}"},
+            timeout=0.5,
+        )
     until = time.monotonic() + 5
     while not (found := calls(kafka_log)) and time.monotonic() < until:
         time.sleep(0.05)
@@ -110,8 +124,11 @@ def test_a_client_that_hangs_up_while_no_cell_samples_is_recorded_as_cancelled(
 def test_a_proxy_that_is_told_to_end_records_what_runs(model: Path, kafka_log: KafkaLog, kafka_settings: KafkaSettings) -> None:
     proxy = ProxyChild(model, kafka_settings, kafka_log.run, quiet_s=0.2)
     with httpx.stream(
-        "POST", f"{proxy.url}/v1/chat/completions", json={"model": "policy", "messages": [user("q")], "stream": True},
-        headers={"authorization": f"Bearer {mint(SECRET, 'g.0.0')}"}, timeout=60,
+        "POST",
+        f"{proxy.url}/v1/chat/completions",
+        json={"model": "policy", "messages": [user("q")], "stream": True},
+        headers={"authorization": f"Bearer {mint(SECRET, 'g.0.0')}"},
+        timeout=60,
     ) as answer:
         lines = answer.iter_lines()
         assert next(line for line in lines if line.startswith(":")) == ": waiting"

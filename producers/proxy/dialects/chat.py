@@ -155,8 +155,12 @@ def _content(content: Any, index: int) -> tuple[str, str]:
             thinking.append(_text(part.get("thinking", part.get("text"))))
         else:
             where = f"messages[{index}].content"
-            raise ProxyError(400, "unsupported_content", f"{where}: parts of type {kind!r} are not supported: this model "
-                             "reads text only", param=where)
+            raise ProxyError(
+                400,
+                "unsupported_content",
+                f"{where}: parts of type {kind!r} are not supported: this model reads text only",
+                param=where,
+            )
     return "".join(texts), "".join(thinking)
 
 
@@ -184,10 +188,16 @@ def answer(found: Answer, model: str) -> bytes:
     if found.calls:
         message["tool_calls"] = [_wire(call) for call in found.calls]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _FINISH[found.finish]}
-    return orjson.dumps({
-        "id": f"chatcmpl-{found.call}", "object": "chat.completion", "created": found.created, "model": model,
-        "choices": [choice], "usage": _usage(found.usage),
-    })
+    return orjson.dumps(
+        {
+            "id": f"chatcmpl-{found.call}",
+            "object": "chat.completion",
+            "created": found.created,
+            "model": model,
+            "choices": [choice],
+            "usage": _usage(found.usage),
+        }
+    )
 
 
 def opening(call: str, created: int, model: str) -> bytes:
@@ -207,8 +217,14 @@ def closing(found: Answer, call: str, created: int, model: str, usage: bool) -> 
         yield _chunk(call, created, model, {"tool_calls": [{"index": index, **_wire(tool_call)}]})
     yield _chunk(call, created, model, {}, _FINISH[found.finish])
     if usage:
-        last = {"id": f"chatcmpl-{call}", **_HEAD, "created": created, "model": model, "choices": [],
-                "usage": _usage(found.usage)}
+        last = {
+            "id": f"chatcmpl-{call}",
+            **_HEAD,
+            "created": created,
+            "model": model,
+            "choices": [],
+            "usage": _usage(found.usage),
+        }
         yield _event(orjson.dumps(last))
     yield _event(b"[DONE]")
 
@@ -218,9 +234,16 @@ KEEP_ALIVE = b": waiting\n\n"
 
 def error(problem: ProxyError) -> bytes:
     """The body of an error."""
-    return orjson.dumps({"error": {
-        "message": problem.message, "type": problem.kind, "param": problem.param, "code": problem.code,
-    }})
+    return orjson.dumps(
+        {
+            "error": {
+                "message": problem.message,
+                "type": problem.kind,
+                "param": problem.param,
+                "code": problem.code,
+            }
+        }
+    )
 
 
 def broken_stream(problem: ProxyError) -> bytes:
@@ -234,16 +257,16 @@ def _wire(call: ToolCall) -> dict[str, Any]:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
-        "prompt_tokens": usage.prompt, "completion_tokens": usage.output, "total_tokens": usage.prompt + usage.output,
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.prompt + usage.output,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
 
 
 def _chunk(call: str, created: int, model: str, fields: dict[str, Any], finish: str | None = None) -> bytes:
     choice = {"index": 0, "delta": fields, "logprobs": None, "finish_reason": finish}
-    return _event(orjson.dumps(
-        {"id": f"chatcmpl-{call}", **_HEAD, "created": created, "model": model, "choices": [choice]}
-    ))
+    return _event(orjson.dumps({"id": f"chatcmpl-{call}", **_HEAD, "created": created, "model": model, "choices": [choice]}))
 
 
 def _event(data: bytes) -> bytes:
