@@ -93,6 +93,8 @@ def _trained_leaves(nodes: Sequence[TreeNode], train_roles: Sequence[Role]) -> l
     place = places(nodes)
     alive = [False] * len(nodes)
     extended = [False] * len(nodes)
+    passed = [False] * len(nodes)
+    """A path that trains goes into the node's own tokens, though it may leave them before their end."""
     leaves = []
     for index in range(len(nodes) - 1, -1, -1):
         node = nodes[index]
@@ -100,8 +102,10 @@ def _trained_leaves(nodes: Sequence[TreeNode], train_roles: Sequence[Role]) -> l
         alive[index] = own and (extended[index] or node.role in train_roles)
         if alive[index] and not extended[index]:
             leaves.append(index)
-        if alive[index] and node.parent is not None and node.cut == end_of(nodes[place[node.parent]]):
-            extended[place[node.parent]] = True
+        if (alive[index] or passed[index]) and node.parent is not None:
+            parent = place[node.parent]
+            passed[parent] = True
+            extended[parent] |= node.cut == end_of(nodes[parent])
     return leaves[::-1]
 
 

@@ -38,6 +38,17 @@ def trained_leaves(grown: Grown, found: list[TreeNode]) -> dict[str, Role]:
     }
 
 
+def test_a_call_that_goes_on_through_a_branch_that_does_not_train_is_the_leaf() -> None:
+    """c0 -> c1 (a side call) and c2 that leaves c1 in the middle of its input: c2's path holds the whole of c0."""
+
+    def node(name: str, parent: str | None, cut: int, inputs: int, role: Role) -> TreeNode:
+        return TreeNode(name, parent, cut, inputs, 1, True, role, 0)
+
+    found = [node("c0", None, 0, 2, Role.MAIN), node("c1", "c0", 3, 1, Role.SIDE), node("c2", "c1", 4, 0, Role.MAIN)]
+    chosen = select(EXECUTION, found, SelectionSettings(1))
+    assert [(t.leaf, t.trained_tokens) for t in chosen.trajectories] == [("c2", 2)]
+
+
 @given(st.data(), st.integers(1, 6))
 def test_selection_is_the_paper_s_rule_on_fully_expanded_paths(data: st.DataObject, j_max: int) -> None:
     grown = data.draw(executions())
