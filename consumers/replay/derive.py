@@ -21,9 +21,9 @@ def calls_by_execution(events: Iterable[Event], wanted: set[str]) -> dict[str, l
         if isinstance(event, ProxyOwns) and event.execution in wanted:
             epochs[event.execution] = max(event.owner_epoch, epochs.get(event.execution, 0))
         elif isinstance(event, ModelCall) and event.execution in wanted:
-            known = calls.setdefault(event.execution, [])
-            if event.owner_epoch >= epochs.get(event.execution, 0) and all(c.call != event.call for c in known):
-                known.append(event)
+            ruled = event.owner_epoch >= epochs.get(event.execution, 0)
+            # A record that stands twice is taken once where the calls are assembled.
+            calls.setdefault(event.execution, []).extend([event] if ruled else [])
     return calls
 
 

@@ -59,7 +59,6 @@ class CellAgent:
         self._snapshots = Snapshots(Path(settings.model_path), Path(settings.scratch), transfer)
         self._orders = Orders(settings.cell, settings.plan)
         self._role = CellRole.SWITCHING
-        self._healthy = True
         self._version = -1
 
     async def run(self, ending: asyncio.Event) -> None:
