@@ -10,7 +10,8 @@ and all that is kept of a group is its name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from gyre_engine.events import Event, Recorded, derived_id
 from gyre_engine.events.calls import Quarantined, TreeClosed
@@ -137,6 +138,35 @@ class Admission:
         ids = tuple(sorted(cause for _, cause in causes))
         id = derived_id(ids, DERIVATION, DERIVATION_VERSION, self.settings.config_hash)
         return Admitted(_admit(name, group, first, settled, self.settings), id, causes[-1][1], causes[-1][0])
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What an admitted execution's events say: its dispatch, its end, its closed tree, and the score that was counted."""
+
+    dispatched: Dispatched
+    ended: Finished
+    tree: TreeClosed
+    score: Scored
+    score_id: str
+
+
+def decide_again(group: GroupAdmitted, evidence: Sequence[Evidence], settings: AdmissionSettings) -> GroupAdmitted:
+    """The decision that follows from the executions which `group` counted: what a replay compares with the log.
+
+    Which attempts had been settled when the group was decided is the log's word (log-rules, 4); all else is derived.
+    """
+    places = [
+        _Attempt(e.dispatched, e.ended, select(e.dispatched.execution, e.tree.nodes, settings.selection), 0, e.score, e.score_id)
+        for e in evidence
+    ]
+    rewards = [e.score.reward for e in evidence]
+    gained = _advantages(rewards, settings)
+    executions = tuple(_execution(a, gain) for a, gain in zip(places, gained.advantages, strict=True))
+    reason = _why_not(executions, gained, settings)
+    return replace(
+        group, mean=gained.baseline, deviation=gained.deviation, trains=not reason, reason=reason, executions=executions
+    )
 
 
 def place_of(execution: str) -> tuple[str, int, int]:

@@ -17,12 +17,13 @@ from consumers.analytics.schema import tables
 from consumers.analytics.settings import AnalyticsSettings
 from consumers.analytics.store import RUNS, RowsRefused, Store
 from gyre_engine.events import Recorded
-from gyre_engine.log.intake import DEAD_LETTERS, bury
-from gyre_engine.log.port import TOPICS, Follower, Log
+from gyre_engine.log.consumer import Consumer, ConsumerSettings, Report
+from gyre_engine.log.intake import DEAD_LETTERS
+from gyre_engine.log.port import TOPICS, Follower, Log, Offsets
 
 POLL_LIMIT = 2_000
-DELIVERY_SECONDS = 60.0
-"""How long the log may take to acknowledge a dead letter."""
+DRAIN_SECONDS = 20.0
+"""How long a stop may take to insert what stands on the log."""
 log = logging.getLogger(__name__)
 
 
@@ -53,28 +54,40 @@ class Budget:
         self.at = now
 
 
-class Ingest:
-    """Follows a run's log and fills the tables. `step()` is one round; `drain()` reads to the present end."""
+class Ingest(Consumer):
+    """Follows a run's log from where the tables end, and fills them; a stop reads to the end that the log has then."""
 
-    def __init__(self, log_: Log, store: Store, settings: AnalyticsSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    name = "analytics"
+
+    def __init__(
+        self, log_: Log, store: Store, settings: AnalyticsSettings, clock: Callable[[], float] = time.monotonic,
+        report: Report | None = None,
+    ) -> None:  # fmt: skip
+        self.topics = tuple(topic for topic in (*TOPICS, RUNS) if topic in tables())
+        super().__init__(log_, ConsumerSettings(batch=POLL_LIMIT), report)
         self._store = store
         self._settings = settings
         self._clock = clock
-        topics = [topic for topic in (*TOPICS, RUNS) if topic in tables()]
-        start = store.positions(log_.run, log_.ends(topics))
-        self._follower: Follower = log_.follow(topics, start=start, reader="analytics")
         self._batches: dict[str, Batch] = {}
         self._budget = Budget(settings.share, at=clock())
-        self._log = log_
         self.inserted = 0
         self.passed_over = 0
 
-    def step(self) -> None:
-        """Read what there is, for at most as long as a batch may wait, and insert what is due."""
-        self._take(self._follower.poll(self._patience(), POLL_LIMIT))
+    def group(self) -> None:
+        """None: positions are the tables' own (log-rules, 17)."""
+
+    def start(self) -> Offsets:
+        return self._store.positions(self.log.run, self.log.ends(self.topics))
+
+    def handle(self, record: Recorded) -> None:
+        if record.topic not in self._batches:
+            self._batches[record.topic] = Batch(self._clock())
+        self._batches[record.topic].add(record)
+
+    def idle(self) -> None:
         self._insert_due()
 
-    def _patience(self) -> float:
+    def patience(self) -> float:
         """Seconds until something is due: reading wakes up seldom where nothing happens."""
         now = self._clock()
         self._budget.accrue(now)
@@ -82,13 +95,6 @@ class Ingest:
         until_due = oldest + self._settings.flush_seconds - now
         until_paid = -self._budget.left / self._settings.share
         return min(max(until_due, until_paid, 0.01), self._settings.flush_seconds)
-
-    def _take(self, records: list[Recorded]) -> None:
-        now = self._clock() if records else 0.0
-        for record in records:
-            if record.topic not in self._batches:
-                self._batches[record.topic] = Batch(now)
-            self._batches[record.topic].add(record)
 
     def _insert_due(self) -> None:
         """Oldest first, while the budget lasts; what is full or has waited too long is due whatever it costs."""
@@ -124,26 +130,25 @@ class Ingest:
         self.passed_over += 1
         log.error("analytics passes over %s, partition %d, offset %d: %s", record.topic, record.partition, record.offset, reason)
         if record.topic != DEAD_LETTERS:
-            bury(self._log, record, "analytics", reason).result(DELIVERY_SECONDS)
+            self.bury(record, reason)
 
     def flush(self) -> None:
         """Insert everything that waits."""
         for topic in list(self._batches):
             self._insert(topic)
 
-    def drain(self, timeout: float) -> bool:
-        """Read to the end that the log has now, and insert it all. False where that took longer than `timeout` seconds."""
-        self._follower.mark_end()
-        end = self._clock() + timeout
-        while not self._follower.at_end() and self._clock() < end:
-            self._take(self._follower.poll(0.05, POLL_LIMIT))
+    def last_words(self, follower: Follower) -> None:
+        """Read to the end that the log has now, and insert it all, within DRAIN_SECONDS."""
+        follower.mark_end()
+        end = self._clock() + DRAIN_SECONDS
+        while not follower.at_end() and self._clock() < end:
+            for record in follower.poll(0.05, POLL_LIMIT):
+                self.handle(record)
             if sum(batch.weight for batch in self._batches.values()) >= self._settings.flush_bytes:
                 self.flush()
         self.flush()
-        return self._follower.at_end()
-
-    def close(self) -> None:
-        self._follower.close()
+        if not follower.at_end():
+            log.warning("analytics stopped before it had read everything: the rest is read at the next start")
 
 
 def pieces(records: list[Recorded], limit: int) -> list[list[Recorded]]:

@@ -9,30 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import threading
 from collections.abc import Iterator
-from types import FrameType
 
 from consumers.analytics.ingest import Ingest
 from consumers.analytics.settings import DATABASE, WRITER, Address, AnalyticsSettings, address, url_file
 from consumers.analytics.store import Store
+from gyre_engine.log.consumer import Report, serve
 from gyre_engine.log.port import Log
+from gyre_engine.signals import stop_event
 
-DRAIN_SECONDS = 20.0
-"""How long a stop may take to insert what stands on the log."""
 log = logging.getLogger(__name__)
 
 
-def run(settings: AnalyticsSettings, log_: Log, stop: threading.Event | None = None) -> None:
+def run(settings: AnalyticsSettings, log_: Log, stop: threading.Event | None = None, report: Report | None = None) -> None:
     """Serve and ingest until SIGTERM, SIGINT or `stop`."""
-    stopping = stop or _on_signals()
+    stopping = stop or stop_event()
     with serving(settings) as at:
         store = Store(at, retry_seconds=settings.insert_retry_seconds)
         try:
             store.prepare()
             _announce(settings, at)
-            _ingest(Ingest(log_, store, settings), stopping)
+            serve(Ingest(log_, store, settings, report=report), stopping)
         finally:
             store.close()
 
@@ -42,16 +40,6 @@ def _announce(settings: AnalyticsSettings, at: Address) -> None:
     if settings.url is None and settings.path is not None:
         url_file(settings.path).write_text(f"http://{at.host}:{at.port}\n")
     log.info("ClickHouse answers at http://%s:%d", at.host, at.port)
-
-
-def _ingest(ingest: Ingest, stopping: threading.Event) -> None:
-    try:
-        while not stopping.is_set():
-            ingest.step()
-        if not ingest.drain(DRAIN_SECONDS):
-            log.warning("analytics stopped before it had read everything: the rest is read at the next start")
-    finally:
-        ingest.close()
 
 
 @contextlib.contextmanager
@@ -70,17 +58,6 @@ def serving(settings: AnalyticsSettings) -> Iterator[Address]:
     with Embedded(engine, Users(settings.password or None), host=settings.host, port=settings.port) as embedded:
         yield Address(embedded.host, embedded.port, False, WRITER, settings.password, settings.database)
     url_file(settings.path).unlink(missing_ok=True)
-
-
-def _on_signals() -> threading.Event:
-    stopping = threading.Event()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    return stopping
 
 
 __all__ = ["DATABASE", "AnalyticsSettings", "run", "serving"]

@@ -1,36 +1,100 @@
-"""Micro-steps derived a second time, from the model calls and the admitted groups on the log."""
+"""Decisions and micro-steps derived a second time from the model calls, the scores and the executions on the log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
 
+from gyre_engine.admission import AdmissionSettings, Evidence, decide_again
 from gyre_engine.batching.step_inputs import step_inputs
-from gyre_engine.events import Event
-from gyre_engine.events.calls import ModelCall, ProxyOwns
+from gyre_engine.events.calls import ExecutionClosed, ModelCall, ProxyOwns, TreeClosed
 from gyre_engine.events.codec import pack, to_fields
+from gyre_engine.events.executions import Dispatched, Finished, Scored
 from gyre_engine.events.training import GroupAdmitted, MicroStep
+from gyre_engine.log import Log
 from gyre_engine.training.history import CommittedStep
 from gyre_engine.training.merge import ReplayDiverged
+from gyre_engine.trees.facts import fact_of
+from gyre_engine.trees.forest import Forest
+from gyre_engine.trees.owned import OwnedCalls
 
 
-def calls_by_execution(events: Iterable[Event], wanted: set[str]) -> dict[str, list[ModelCall]]:
-    """The calls of the wanted executions in log order, those of superseded owners left out (log-rules, 9)."""
-    calls: dict[str, list[ModelCall]] = {}
-    epochs: dict[str, int] = {}
-    for event in events:
-        if isinstance(event, ProxyOwns) and event.execution in wanted:
-            epochs[event.execution] = max(event.owner_epoch, epochs.get(event.execution, 0))
-        elif isinstance(event, ModelCall) and event.execution in wanted:
-            ruled = event.owner_epoch >= epochs.get(event.execution, 0)
-            # A record that stands twice is taken once where the calls are assembled.
-            calls.setdefault(event.execution, []).extend([event] if ruled else [])
-    return calls
+@dataclass(slots=True)
+class Sources:
+    """What the trained executions of a run left on the log. Memory: their calls; of all others nothing."""
+
+    groups: dict[str, GroupAdmitted] = field(default_factory=dict)
+    calls: OwnedCalls = field(default_factory=OwnedCalls)
+    trees: dict[str, TreeClosed] = field(default_factory=dict)
+    dispatched: dict[str, Dispatched] = field(default_factory=dict)
+    ended: dict[str, Finished] = field(default_factory=dict)
+    scores: dict[str, Scored] = field(default_factory=dict)
+    """By the event's id: which score counted is the log's word."""
+
+    @classmethod
+    def read(cls, log: Log) -> Self:
+        """Read trajectories, then what they were derived from."""
+        found = cls()
+        events = (r.event for r in log.read("trajectories"))
+        found.groups = {e.group: e for e in events if isinstance(e, GroupAdmitted)}
+        admitted = [e for g in found.groups.values() for e in g.executions]
+        found._executions(log, {e.execution for e in admitted})
+        wanted = {e.score for e in admitted}
+        found.scores = {r.id: r.event for r in log.read("scores") if r.id in wanted and isinstance(r.event, Scored)}
+        found._calls(log, {e.execution for e in admitted})
+        return found
+
+    def _executions(self, log: Log, wanted: set[str]) -> None:
+        for event in (r.event for r in log.read("executions")):
+            if isinstance(event, Dispatched) and event.execution in wanted:
+                self.dispatched.setdefault(event.execution, event)
+            elif isinstance(event, Finished) and event.execution in wanted:
+                self.ended.setdefault(event.execution, event)
+
+    def _calls(self, log: Log, wanted: set[str]) -> None:
+        """Grow the trees again, and keep the calls' tokens."""
+        forest = Forest()
+        for event in (r.event for r in log.read("model-calls")):
+            if not isinstance(event, ModelCall | ProxyOwns | ExecutionClosed) or event.execution not in wanted:
+                continue
+            self.calls.see(event)
+            grown = forest.observe(fact_of(event))
+            if isinstance(grown, TreeClosed):
+                self.trees[event.execution] = grown
+
+    def evidence(self, group: GroupAdmitted) -> list[Evidence]:
+        """Of the executions that the group counted. Raises ReplayDiverged naming what the log does not hold."""
+        found = []
+        for e in group.executions:
+            try:
+                name = e.execution
+                found.append(Evidence(self.dispatched[name], self.ended[name], self.trees[name], self.scores[e.score], e.score))
+            except KeyError as missing:
+                raise ReplayDiverged(
+                    f"group {group.group}: the log holds no dispatch, end, closed tree or score {missing} of {e.execution}"
+                ) from missing
+        return found
+
+
+def check_groups(names: Sequence[str], sources: Sources, settings: AdmissionSettings, step: int) -> list[GroupAdmitted]:
+    """Derive the admission of these groups again: trees, roles, selection, advantages. Raises ReplayDiverged where one differs."""
+    groups = []
+    for name in names:
+        if name not in sources.groups:
+            raise ReplayDiverged(f"step {step}: group {name} was trained and was never admitted on the log")
+        logged = sources.groups[name]
+        derived = decide_again(logged, sources.evidence(logged), settings)
+        if pack(to_fields(derived)) != pack(to_fields(logged)):
+            raise ReplayDiverged(f"step {step}: group {name} was admitted otherwise than its calls and scores give")
+        groups.append(derived)
+    return groups
 
 
 def check_micro_steps(
     step: CommittedStep,
-    groups: Mapping[str, GroupAdmitted],
-    calls: Mapping[str, list[ModelCall]],
+    groups: Sequence[GroupAdmitted],
+    calls: OwnedCalls,
     logged: Mapping[str, MicroStep],
     *,
     max_tokens: int,
@@ -40,9 +104,8 @@ def check_micro_steps(
 ) -> int:
     """Derive the step's micro-steps again; how many agree. Raises ReplayDiverged naming the first that does not."""
     number = step.committed.step
-    admitted = [_group(groups, name, number) for name in step.opened.groups]
     derived = step_inputs(
-        number, admitted, calls, max_tokens=max_tokens, context=context, aggregate=aggregate, config_hash=config_hash
+        number, groups, calls, max_tokens=max_tokens, context=context, aggregate=aggregate, config_hash=config_hash
     )
     names = tuple(m.micro_step for m in derived.micro_steps)
     if names != step.opened.micro_steps:
@@ -53,9 +116,3 @@ def check_micro_steps(
         if pack(to_fields(event)) != pack(to_fields(logged[event.micro_step])):
             raise ReplayDiverged(f"step {number}: micro-step {event.index} on the log is not what its model calls give")
     return len(names)
-
-
-def _group(groups: Mapping[str, GroupAdmitted], name: str, step: int) -> GroupAdmitted:
-    if name not in groups:
-        raise ReplayDiverged(f"step {step}: group {name} was trained and was never admitted on the log")
-    return groups[name]

@@ -1,6 +1,6 @@
 """Replaying a run: the verdict step by step.
 
-reads     training, micro-steps, trajectories, model-calls
+reads     training, micro-steps; to verify also executions, model-calls, scores, trajectories
 writes    nothing
 """
 
@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from consumers.replay.derive import calls_by_execution, check_micro_steps
+from consumers.replay.derive import Sources, check_groups, check_micro_steps
+from gyre_engine.admission import AdmissionSettings
 from gyre_engine.batching.step_inputs import packed
-from gyre_engine.events.training import GroupAdmitted, MicroStep, RunStarted
+from gyre_engine.events.training import MicroStep, RunStarted
 from gyre_engine.log import Log
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training.fingerprint import differences, fingerprint
@@ -32,6 +33,7 @@ class ReplaySettings:
     aggregate: str
     config_hash: str
     threads: int
+    admission: AdmissionSettings
     loss: LossConfig = field(default_factory=LossConfig)
     hyper: Hyper = field(default_factory=Hyper)
     verify: bool = True
@@ -83,10 +85,7 @@ class _Trainer:
         events = (r.event for r in log.read("micro-steps"))
         self._logged = {e.micro_step: e for e in events if isinstance(e, MicroStep) and e.micro_step in names}
         self._packs = {name: packed(e) for name, e in self._logged.items()}
-        admitted = (r.event for r in log.read("trajectories"))
-        self._groups = {e.group: e for e in admitted if isinstance(e, GroupAdmitted)}
-        wanted = {e.execution for g in self._groups.values() for e in g.executions} if settings.verify else set()
-        self._calls = calls_by_execution((r.event for r in log.read("model-calls")), wanted) if wanted else {}
+        self._sources = Sources.read(log) if settings.verify and names else Sources()
 
     def make(self, step: CommittedStep) -> StepVerdict:
         number = step.committed.step
@@ -105,8 +104,9 @@ class _Trainer:
         return StepVerdict(number, count, found, same, problem)
 
     def _derive(self, step: CommittedStep) -> int:
-        s = self._settings
+        s, sources = self._settings, self._sources
+        groups = check_groups(step.opened.groups, sources, s.admission, step.committed.step)
         return check_micro_steps(
-            step, self._groups, self._calls, self._logged, max_tokens=s.micro_step_tokens, context=s.context,
+            step, groups, sources.calls, self._logged, max_tokens=s.micro_step_tokens, context=s.context,
             aggregate=s.aggregate, config_hash=s.config_hash,
         )  # fmt: skip

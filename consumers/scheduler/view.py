@@ -14,18 +14,19 @@ from gyre_engine.events.cells import (
     SwitchRole,
     WaterLevelChanged,
 )
-from gyre_engine.events.training import GroupAdmitted, StepCommitted
+from gyre_engine.events.executions import Dispatched
+from gyre_engine.events.training import GroupAdmitted
 from gyre_engine.scheduling.classes import ClassPlan, next_groups
 from gyre_engine.scheduling.elastic import Cell, Cluster, Demand
 from gyre_engine.training.backlog import Backlog
-from gyre_engine.training.ledger import Ledger, apply
+from gyre_engine.training.ledger import Ledger, apply, consumed
 
-TOPICS = ("water-level", "cells", "commands", "trajectories", "training")
+TOPICS = ("executions", "water-level", "cells", "commands", "trajectories", "training")
 
 
 @dataclass(slots=True)
 class View:
-    """The scheduler's state; bounded by the number of cells and of groups not yet consumed."""
+    """The scheduler's state: the cells, the groups that are not consumed, and two numbers a group of the run."""
 
     plan: ClassPlan
     group_size: int
@@ -41,7 +42,8 @@ class View:
     water: WaterLevelChanged | None = None
     ledger: Ledger = field(default_factory=Ledger)
     backlog: Backlog = field(default_factory=Backlog)
-    dispatched_at_commit: int = 0
+    places: dict[int, int] = field(default_factory=dict)
+    """Number of a training group -> its places that were dispatched, a bit each."""
 
     def see(self, record: Recorded) -> None:
         """Take one record into account."""
@@ -64,15 +66,15 @@ class View:
                 self.number = max(self.number, event.number)
             case GroupAdmitted() as event:
                 self.backlog.see(event)
+            case Dispatched(evaluation=None) as event:
+                self.places[event.group_number] = self.places.get(event.group_number, 0) | 1 << event.index
             case _ if record.topic == "training":
                 self._ledger(record)
 
     def _ledger(self, record: Recorded) -> None:
         before = self.ledger
         self.ledger = apply(before, record.event)
-        if isinstance(record.event, StepCommitted) and self.ledger.committed is record.event and before.open is not None:
-            self.backlog.consume(before.open.opened.groups)
-            self.dispatched_at_commit = self.water.dispatched if self.water else 0
+        self.backlog.consume(consumed(before, self.ledger))
 
     def cluster(self) -> Cluster:
         """The cells in their fixed order; one that is away, or whose command is not carried out yet, is switching."""
@@ -98,10 +100,6 @@ class View:
         )
 
     def _due(self) -> int:
-        """Executions that the last commit allows and that the water level does not show yet."""
-        step = self.ledger.step
-        if step == 0:
-            return 0
-        allowed = (self.plan.dispatched_at(step) - self.plan.dispatched_at(step - 1)) * self.group_size
-        seen = (self.water.dispatched if self.water else 0) - self.dispatched_at_commit
-        return max(0, allowed - max(0, seen))
+        """Executions that the last boundary allows and that nobody has dispatched yet: soon they will be out there."""
+        allowed = self.plan.dispatched_at(self.ledger.step) * self.group_size
+        return max(0, allowed - sum(places.bit_count() for places in self.places.values()))

@@ -17,9 +17,10 @@ from consumers.scoring.loading import load_scorer
 from consumers.scoring.port import Scorer
 from consumers.scoring.scoring import Scoring, Tally
 from consumers.scoring.verifier import VerifierScorer, VerifierSettings
+from gyre_engine.log.consumer import Report
 from gyre_engine.log.port import Log
 from gyre_engine.sandbox import Isolation, Limits, sandbox_available
-from gyre_engine.tasks import Catalog, Source, load_catalog
+from gyre_engine.tasks import Source, load_catalog
 from gyre_engine.work_product import remove_tree
 
 
@@ -38,10 +39,12 @@ class ScoringSettings:
     limits: Limits = field(default_factory=Limits)
 
 
-def run(settings: ScoringSettings, log: Log) -> int:
+def run(settings: ScoringSettings, log: Log, report: Report | None = None) -> int:
     """Scores until SIGTERM or SIGINT; exit code 0 then."""
     remove_tree(settings.scratch)
-    asyncio.run(_serve(log, make_scorer(settings), load_catalog(settings.sources), settings, follow=True, every=False))
+    scorer, catalog = make_scorer(settings), load_catalog(settings.sources)
+    scoring = Scoring(log, scorer, catalog, attempts=settings.attempts, concurrent=settings.concurrent, report=report)
+    asyncio.run(_serve(scoring, follow=True))
     return 0
 
 
@@ -59,13 +62,13 @@ def score_history(log: Log, scorer: Scorer, settings: ScoringSettings, *, follow
     Task folders that are not on this machine are None to the scorer.
     """
     catalog = load_catalog([s for s in settings.sources if s.folder.is_dir()])
-    return asyncio.run(_serve(log, scorer, catalog, settings, follow=follow, every=True))
+    scoring = Scoring(log, scorer, catalog, attempts=settings.attempts, concurrent=settings.concurrent, every=True)
+    asyncio.run(_serve(scoring, follow=follow))
+    return scoring.tally
 
 
-async def _serve(log: Log, scorer: Scorer, catalog: Catalog, settings: ScoringSettings, *, follow: bool, every: bool) -> Tally:
-    scoring = Scoring(log, scorer, catalog, attempts=settings.attempts, concurrent=settings.concurrent, every=every)
+async def _serve(scoring: Scoring, *, follow: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, scoring.stop)
-    await scoring.run(follow=follow)
-    return scoring.tally
+    await scoring.score(follow=follow)

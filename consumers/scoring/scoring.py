@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from consumers.scoring.port import EvaluationBroken, Score, ScoredExecution, Scorer
 from gyre_engine.events import Event, Recorded, derived_id
 from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, EvaluationFailed, Finished, Scored
+from gyre_engine.log.consumer import Consumer, Report
 from gyre_engine.log.port import Log
 from gyre_engine.tasks import Catalog, DataError, Task
 
 logger = logging.getLogger("gyre.scoring")
 
-_POLL_S = 0.5
 _PAUSE_S = 0.5
 
 
@@ -43,45 +43,69 @@ class _Done:
     failures: dict[str, int] = field(default_factory=dict)
 
 
-class Scoring:
-    """Follows the executions of a run with one scorer, in a consumer group of its own."""
+class Scoring(Consumer):
+    """Follows the executions of a run with one scorer, in a consumer group of its own.
+
+    The base follows in a thread of its own; scorers run on the event loop that `score` was called on.
+    """
+
+    topics = ("executions",)
 
     def __init__(
-        self, log: Log, scorer: Scorer, catalog: Catalog | None, *, attempts: int = 2, concurrent: int = 2, every: bool = False
-    ) -> None:
+        self, log: Log, scorer: Scorer, catalog: Catalog | None, *, attempts: int = 2, concurrent: int = 2, every: bool = False,
+        report: Report | None = None,
+    ) -> None:  # fmt: skip
         """`every`: from the beginning, whatever the group has committed (what has a score is still passed over)."""
-        self._log, self._scorer, self._catalog = log, scorer, catalog
+        self.name = f"scoring-{scorer.name}-{scorer.version}".replace(":", "-").replace("/", "-")
+        super().__init__(log, report=report)
+        self._scorer, self._catalog = scorer, catalog
         self._attempts, self._slots, self._every = attempts, asyncio.Semaphore(concurrent), every
         self._dispatched: dict[str, Dispatched] = {}
         self._done, self._running = _Done(), set[asyncio.Task[None]]()
-        self._stopping, self._uncommitted = asyncio.Event(), False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.tally = Tally()
 
-    def stop(self) -> None:
-        """End soon; what is being evaluated is evaluated again by the next one."""
-        self._stopping.set()
-
-    async def run(self, *, follow: bool = True) -> None:
-        """Until `stop`, or, without `follow`, until all that stands on the log now is scored."""
+    async def score(self, *, follow: bool = True) -> None:
+        """Until `stop`, or, without `follow`, until all that stands on the log now is scored. What is being evaluated at a stop
+        is evaluated again by the next one."""
+        self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._recover)
-        group = f"scoring-{self._scorer.name}-{self._scorer.version}".replace(":", "-").replace("/", "-")
-        self._follower = self._log.follow(["executions"], group=None if self._every else group)
         try:
-            while not self._stopping.is_set() and (follow or not self._follower.at_end()):
-                await self._poll()
-            if not self._stopping.is_set():
-                await asyncio.gather(*self._running)
+            await asyncio.to_thread(self.run if follow else self.run_to_end)
         finally:
-            await self._close()
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def group(self) -> str | None:
+        return None if self._every else self.name
+
+    def handle(self, record: Recorded) -> None:
+        self._on_loop(self._take, record)
+
+    def idle(self) -> None:
+        """Raises what an evaluation could not log: the process ends, and its supervisor starts the next."""
+        self._on_loop(self._raise_failures)
+
+    def settled(self) -> bool:
+        return not self._running
+
+    def _on_loop(self, work: Callable[..., None], *args: object) -> None:
+        async def do() -> None:
+            work(*args)
+
+        if self._loop is None:
+            raise RuntimeError("scoring runs by `score`")
+        asyncio.run_coroutine_threadsafe(do(), self._loop).result()
 
     def _recover(self) -> None:
-        for record in self._log.read("executions"):
+        for record in self.log.read("executions"):
             if isinstance(record.event, Dispatched):
                 self._dispatched[record.event.execution] = record.event
-        for record in self._log.read("scores"):
-            self._note(record.event)
+        for record in self.log.read("scores"):
+            self._recall(record.event)
 
-    def _note(self, event: Event) -> None:
+    def _recall(self, event: Event) -> None:
         mine = (self._scorer.name, self._scorer.version)
         if isinstance(event, Scored) and (event.scorer, event.scorer_version) == mine:
             self._done.settled.add(event.execution)
@@ -90,17 +114,7 @@ class Scoring:
             if event.final:
                 self._done.settled.add(event.execution)
 
-    async def _poll(self) -> None:
-        for record in await asyncio.to_thread(self._follower.poll, _POLL_S):
-            self._take(record)
-            self._uncommitted = not self._every
-        self._raise_failures()
-        if self._uncommitted and not self._running:
-            await asyncio.to_thread(self._follower.commit)  # all that was read is settled
-            self._uncommitted = False
-
     def _raise_failures(self) -> None:
-        """An evaluation that could not be logged ends the process; its supervisor starts the next."""
         for task in [task for task in self._running if task.done()]:
             self._running.discard(task)
             task.result()
@@ -110,9 +124,9 @@ class Scoring:
             case Dispatched() as event:
                 self._dispatched[event.execution] = event
             case Finished() as finished if self._is_new(finished.execution):
-                self._begin(finished.execution, lambda: self._evaluate(finished, record.id))
+                self._schedule(finished.execution, lambda: self._evaluate(finished, record.id))
             case Discarded(reason=DiscardReason.ENVIRONMENT, final=True) as gone if self._is_new(gone.execution):
-                self._begin(gone.execution, lambda: self._placeholder(gone, record.id))
+                self._schedule(gone.execution, lambda: self._placeholder(gone, record.id))
 
     def _is_new(self, execution: str) -> bool:
         if execution in self._done.settled:
@@ -121,7 +135,7 @@ class Scoring:
         self._done.settled.add(execution)  # the first terminal event counts
         return True
 
-    def _begin(self, execution: str, work: Callable[[], Awaitable[None]]) -> None:
+    def _schedule(self, execution: str, work: Callable[[], Awaitable[None]]) -> None:
         async def one() -> None:
             async with self._slots:
                 await work()
@@ -189,10 +203,4 @@ class Scoring:
     async def _append(self, event: Event, cause: str, attempt: int) -> None:
         """Under an id that says what it is derived from: doing it twice makes the same event."""
         id = derived_id((cause,), f"score/{self._scorer.name}/{self._scorer.version}", 1, "", attempt)
-        await asyncio.wrap_future(self._log.append(event, cause=cause, id=id))
-
-    async def _close(self) -> None:
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
-        self._follower.close()
+        await asyncio.wrap_future(self.log.append(event, cause=cause, id=id))

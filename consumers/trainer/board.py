@@ -20,7 +20,7 @@ from gyre_engine.events.training import (
     StepCommitted,
 )
 from gyre_engine.training.backlog import Backlog
-from gyre_engine.training.ledger import Ledger, apply
+from gyre_engine.training.ledger import Ledger, apply, consumed
 
 LEDGER_TOPICS = ("training", "micro-steps", "cells")
 CORE_TOPICS = (*LEDGER_TOPICS, "trajectories", "executions", "model-calls")
@@ -61,8 +61,8 @@ class Board:
         match event:
             case Claimed() | Sealed() | MemberJoined():
                 self.progress[event.cell] = self.progress.get(event.cell, 0) + 1
-            case StepCommitted() if self.ledger.committed is event and before.open is not None:
-                self._committed(event.step, before.open.opened.groups)
+            case StepCommitted() if self.ledger.committed is event:
+                self._committed(event.step, consumed(before, self.ledger))
             case Published() if event.core_epoch == self.ledger.core_epoch:
                 self.published = {v: p for v, p in self.published.items() if v > event.version - 2}
                 self.published[event.version] = event

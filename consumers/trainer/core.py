@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.trainer.board import Board
-from consumers.trainer.member import Trainee
+from consumers.trainer.member import StepMember
 from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher
+from consumers.trainer.recovery import Recovered
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.batching.step_inputs import StepInputs, missing_calls, probe, step_inputs
 from gyre_engine.events.cells import CellRole
@@ -48,17 +49,29 @@ class Core:
 
     def __init__(
         self, settings: TrainerSettings, epoch: int, pen: Pen, board: Board, optimizer: Optimizer, transfer: Transfer,
-        trainee: Trainee, publisher: Publisher,
+        member: StepMember, publisher: Publisher,
     ) -> None:  # fmt: skip
         self._settings, self._epoch, self._pen, self._board = settings, epoch, pen, board
         self._optimizer, self._transfer = optimizer, transfer
-        self._trainee, self._publisher = trainee, publisher
+        self._member, self._publisher = member, publisher
         self._fetched: dict[tuple[str, int], Buffer] = {}
         self._inputs: StepInputs | None = None
         self._progress: dict[str, tuple[int, float]] = {}
         self._patience = Patience(time.monotonic())
-        self.unpublished: list[int] | None = None
+        self._unpublished: list[int] | None = None
         """The probe of a committed version that is not published yet."""
+
+    def resume(self, recovered: Recovered) -> None:
+        """Do what the core before committed and did not live to do: a checkpoint that is due, and the publication."""
+        version = recovered.version
+        if version and not recovered.checkpointed and self._is_due(version):
+            self._publisher.checkpoint(self._epoch, version, recovered.position, self._settings.checkpoint_url)
+        before = self._board.ledger.published
+        if before is None or before.version == version:
+            self._publisher.publish(self._epoch, version, [])
+        else:
+            # An evaluation may still sample with the version before.
+            self._unpublished = []
 
     @property
     def done(self) -> bool:
@@ -71,8 +84,8 @@ class Core:
         if not self._pen.dry:
             return False
         step = self._board.ledger.open
-        if self.unpublished is not None:
-            return self._publish(self.unpublished)
+        if self._unpublished is not None:
+            return self._publish(self._unpublished)
         if step is None:
             return False if self.done else self._open()
         self._patience = Patience(time.monotonic())
@@ -80,7 +93,7 @@ class Core:
         moved = self._fetch(step)
         if not self._pen.dry:
             return True
-        if self._trainee.advance(may_seal=self._rest_is_fetched(step)):
+        if self._member.advance(may_seal=self._rest_is_fetched(step)):
             return True
         return self._merge(step) or moved
 
@@ -185,7 +198,7 @@ class Core:
     def _merge(self, step: OpenStep) -> bool:
         if not step.complete or not self._rest_is_fetched(step):
             return False
-        own = self._trainee.buffer()
+        own = self._member.buffer()
         buffers = [own if cell == self._settings.cell else self._fetched[cell, epoch] for cell, epoch in step.merge_order]
         if any(b is None for b in buffers):
             raise TrainingError(f"step {step.opened.step}: this process sealed gradients that it does not hold any more")
@@ -204,12 +217,16 @@ class Core:
             weights_hash=weights_hash, executions=opened.executions, grad_norm=done.grad_norm if done else 0.0, loss=loss,
             reward_mean=self._inputs.reward_mean if self._inputs else 0.0, metrics=_sums(seals),
         )  # fmt: skip
-        self._trainee.holds(opened.step)
-        self.unpublished = probe(self._inputs.micro_steps) if self._inputs else []
+        self._member.holds(opened.step)
+        self._unpublished = probe(self._inputs.micro_steps) if self._inputs else []
         place = self._pen.write([committed])
-        every, last = self._settings.checkpoint_every, opened.step == self._settings.plan.steps
-        if last or (every and opened.step % every == 0):
+        if self._is_due(opened.step):
             self._publisher.checkpoint(self._epoch, opened.step, place, self._settings.checkpoint_url)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether this step ends with a checkpoint."""
+        every = self._settings.checkpoint_every
+        return step == self._settings.plan.steps or bool(every and step % every == 0)
 
     def _publish(self, probe_ids: list[int]) -> bool:
         """Publish what is committed; not while an evaluation samples with the version before (learning.md, 10)."""
@@ -221,7 +238,7 @@ class Core:
                 self._name(tuple(f"evaluation {e}" for e in awaited))
                 return False
         ledger = self._board.ledger
-        self.unpublished = None
+        self._unpublished = None
         self._publisher.publish(self._epoch, ledger.step, probe_ids)
         return True
 

@@ -39,7 +39,7 @@ class Seat:
     began: float = 0.0
 
 
-class Trainee:
+class StepMember:
     """The member's side of the protocol for one cell. `advance` does at most one micro-step and says whether it did anything."""
 
     def __init__(self, settings: TrainerSettings, pen: Pen, board: Board, replica: TrainingReplica, transfer: Transfer) -> None:

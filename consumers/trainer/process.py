@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from consumers.trainer.board import CORE_TOPICS, LEDGER_TOPICS, Board
 from consumers.trainer.core import Core
-from consumers.trainer.member import Trainee
+from consumers.trainer.member import StepMember
 from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher, small_files
 from consumers.trainer.recovery import elect, recover
 from consumers.trainer.settings import TrainerSettings
+from gyre_engine.events import Recorded
 from gyre_engine.events.training import CoreElected
-from gyre_engine.log import Follower, Log
-from gyre_engine.log.catching_up import catch_up, read_until
-from gyre_engine.signals import stop_event
+from gyre_engine.log import Log
+from gyre_engine.log.consumer import Consumer, ConsumerSettings, Report, serve
 from gyre_engine.training.replica import ReplicaOptions
-from gyre_engine.transfer import Transfer
 from gyre_engine.transfer.tcp import TcpTransfer
 
 if TYPE_CHECKING:
@@ -37,66 +35,69 @@ IDLE_POLL_S = 0.5
 """Longest sleep of an idle trainer; a record wakes it at once."""
 
 
-def run(settings: TrainerSettings, log: Log, stop: threading.Event | None = None) -> None:
+def run(settings: TrainerSettings, log: Log, stop: threading.Event | None = None, report: Report | None = None) -> None:
     """Train until SIGTERM or `stop`. Heavy: call it in a process of its own."""
-    from gyre_engine.training.megatron import MegatronReplica
-    from gyre_engine.training.shape import ModelShape
-
-    ending = stop or stop_event()
-    replica = MegatronReplica(ModelShape.of_folder(Path(settings.model_path)), ReplicaOptions(temperature=settings.temperature))
-    board = Board(settings.cell)
-    pen = Pen(log, board, settings.lease_s)
-    follower = log.follow(CORE_TOPICS if settings.core else LEDGER_TOPICS)
-    transfer = TcpTransfer(settings.transfer_host, secret=settings.secret or None)
-    trainee = Trainee(settings, pen, board, replica, transfer)
-    try:
-        catch_up(follower, board.see, f"the trainer of {settings.cell}")
-        if settings.core:
-            core = _take_over(settings, log, (follower, board, pen), replica, trainee, transfer)
-            _loop(follower, board, core.advance, ending)
-        else:
-            _loop(follower, board, lambda: trainee.advance(may_seal=True), ending)
-    finally:
-        follower.close()
-        transfer.close()
+    serve(Trainer(settings, log, report), stop)
 
 
-def _loop(follower: Follower, board: Board, advance: Callable[[], bool], ending: threading.Event) -> None:
-    busy = False
-    while not ending.is_set():
-        for record in follower.poll(0.0 if busy else IDLE_POLL_S):
-            board.see(record)
-        busy = advance()
+class Trainer(Consumer):
+    """Folds what it reads into a Board; once it has read what stands there, it moves as a member, the core also as the core."""
 
+    def __init__(self, settings: TrainerSettings, log: Log, report: Report | None = None) -> None:
+        from gyre_engine.training.megatron import MegatronReplica
+        from gyre_engine.training.shape import ModelShape
 
-def _take_over(
-    settings: TrainerSettings,
-    log: Log,
-    reading: tuple[Follower, Board, Pen],
-    replica: MegatronReplica,
-    trainee: Trainee,
-    transfer: Transfer,
-) -> Core:
-    from gyre_engine.training.optimizer import AdamW
+        self.name = f"trainer-{settings.cell}"
+        self.topics = CORE_TOPICS if settings.core else LEDGER_TOPICS
+        super().__init__(log, ConsumerSettings(batch=1000, poll_seconds=IDLE_POLL_S), report)
+        shape, options = ModelShape.of_folder(Path(settings.model_path)), ReplicaOptions(temperature=settings.temperature)
+        self._of = settings
+        self._replica: MegatronReplica = MegatronReplica(shape, options)
+        self._board = Board(settings.cell)
+        self._pen = Pen(log, self._board, settings.lease_s)
+        self._transfer = TcpTransfer(settings.transfer_host, secret=settings.secret or None)
+        self._member = StepMember(settings, self._pen, self._board, self._replica, self._transfer)
+        self._core: Core | None = None
+        self._busy = False
 
-    follower, board, pen = reading
+    def group(self) -> None:
+        """None: the board is folded from the beginning."""
 
-    def write(epoch: int) -> None:
-        pen.write([CoreElected(core_epoch=epoch, holder=settings.holder, cell=settings.cell)])
-        read_until(follower, board.see, lambda: pen.dry, "the ledger did not give back the election that was just written")
+    def handle(self, record: Recorded) -> None:
+        self._board.see(record)
 
-    optimizer = AdamW(replica.parameters)
-    epoch = elect(settings, write, lambda: (board.ledger.core_epoch, board.ledger.core_holder))
-    version = recover(settings, log, replica, optimizer)
-    trainee.holds(version)
-    publisher = Publisher(pen, replica, optimizer, transfer, small_files(Path(settings.model_path)))
-    publisher.export()
-    core = Core(settings, epoch, pen, board, optimizer, transfer, trainee, publisher)
-    before = board.ledger.published
-    if before is None or before.version == version:
-        publisher.publish(epoch, version, [])
-    else:
-        # Committed, and the old core died before it could publish: an evaluation may still sample with the version before.
-        core.unpublished = []
-    logger.info("core of epoch %d at step %d", epoch, version)
-    return core
+    def caught_up(self) -> None:
+        """The core takes over; satellites wait for a step."""
+        if self._of.core:
+            self._core = self._take_over()
+
+    def idle(self) -> None:
+        """At most one move."""
+        if self.is_caught_up:
+            self._busy = self._core.advance() if self._core else self._member.advance(may_seal=True)
+
+    def patience(self) -> float:
+        """No wait while there is work to do."""
+        return 0.0 if self._busy else IDLE_POLL_S
+
+    def shut(self) -> None:
+        self._transfer.close()
+
+    def _take_over(self) -> Core:
+        from gyre_engine.training.optimizer import AdamW
+
+        settings, pen, board = self._of, self._pen, self._board
+        optimizer = AdamW(self._replica.parameters)
+        epoch = elect(settings, self._propose, lambda: (board.ledger.core_epoch, board.ledger.core_holder))
+        recovered = recover(settings, self.log, self._replica, optimizer)
+        self._member.holds(recovered.version)
+        publisher = Publisher(pen, self._replica, optimizer, self._transfer, small_files(Path(settings.model_path)))
+        publisher.export()
+        core = Core(settings, epoch, pen, board, optimizer, self._transfer, self._member, publisher)
+        core.resume(recovered)
+        logger.info("core of epoch %d at step %d", epoch, recovered.version)
+        return core
+
+    def _propose(self, epoch: int) -> None:
+        self._pen.write([CoreElected(core_epoch=epoch, holder=self._of.holder, cell=self._of.cell)])
+        self.read_on(lambda: self._pen.dry, "the ledger did not give back the election that was just written")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.trainer.settings import TrainerSettings
@@ -23,9 +24,19 @@ from gyre_engine.training.replica import Optimizer, TrainingReplica
 logger = logging.getLogger(__name__)
 
 
-def recover(settings: TrainerSettings, log: Log, replica: TrainingReplica, optimizer: Optimizer) -> int:
-    """Bring replica and optimizer to the last committed step; its number. Raises ReplayDiverged where hashes differ."""
-    history = history_of(r.event for r in log.read("training"))
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Where the core stands again. `position`: offset of that step's commit on the ledger, -1 for the initial weights."""
+
+    version: int
+    checkpointed: bool
+    position: int
+
+
+def recover(settings: TrainerSettings, log: Log, replica: TrainingReplica, optimizer: Optimizer) -> Recovered:
+    """Bring replica and optimizer to the last committed step. Raises ReplayDiverged where hashes differ."""
+    records = list(log.read("training"))
+    history = history_of(r.event for r in records)
     start = _restore(history, settings.checkpoint_url, replica, optimizer, Path(settings.model_path))
     packs = packs_of(log, history.needed_micro_steps(after=start))
     for step in history.steps:
@@ -37,7 +48,9 @@ def recover(settings: TrainerSettings, log: Log, replica: TrainingReplica, optim
                 f"recovery made step {step.committed.step} again and got weights {found[:16]}; "
                 f"the ledger has {step.committed.weights_hash[:16]}"
             )
-    return history.ledger.step
+    last = history.ledger.committed
+    position = next((r.offset for r in reversed(records) if r.event is last), -1)
+    return Recovered(history.ledger.step, start == history.ledger.step, position)
 
 
 def packs_of(log: Log, names: set[str]) -> Mapping[str, PackedMicroStep]:

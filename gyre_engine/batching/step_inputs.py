@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +10,10 @@ import numpy as np
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.packing import pack
 from gyre_engine.events import derived_id
-from gyre_engine.events.calls import ModelCall
 from gyre_engine.events.training import AdmittedExecution, GroupAdmitted, MicroStep
 from gyre_engine.losses.aggregates import divisor_share
 from gyre_engine.trees.assemble import assemble
+from gyre_engine.trees.owned import OwnedCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,15 @@ def trained(groups: Sequence[GroupAdmitted]) -> list[AdmittedExecution]:
     return [e for g in groups if g.trains for e in g.executions if e.trained_tokens]
 
 
-def missing_calls(groups: Sequence[GroupAdmitted], calls: Mapping[str, list[ModelCall]]) -> tuple[str, ...]:
+def missing_calls(groups: Sequence[GroupAdmitted], calls: OwnedCalls) -> tuple[str, ...]:
     """Executions whose selected leaves have not been read yet."""
-    return tuple(
-        e.execution
-        for e in trained(groups)
-        if not {t.leaf for t in e.trajectories} <= {c.call for c in calls.get(e.execution, ())}
-    )
+    return tuple(e.execution for e in trained(groups) if not calls.holds(e.execution, [t.leaf for t in e.trajectories]))
 
 
 def step_inputs(
     step: int,
     groups: Sequence[GroupAdmitted],
-    calls: Mapping[str, list[ModelCall]],
+    calls: OwnedCalls,
     *,
     max_tokens: int,
     context: int,
@@ -67,7 +63,7 @@ def step_inputs(
 ) -> StepInputs:
     """Pack the selected trajectories of `groups` for `step` (which trains at weight version step - 1)."""
     executions = trained(groups)
-    works = [assemble(e, calls[e.execution]) for e in executions]
+    works = [assemble(e, calls.of(e.execution)) for e in executions]
     packs = pack(works, max_tokens=max_tokens, context=context, aggregate=aggregate)
     ages = [step - 1 - int(v) for work in works for v in work.versions]
     rewards = [e.reward for g in groups for e in g.executions]

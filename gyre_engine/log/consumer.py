@@ -1,24 +1,29 @@
 """The base of the consumers: follow topics, handle, commit what was handled, and nothing past it.
 
+A consumer that acts on single events keeps its positions under a group of its own; one that folds (trainer, scheduler) has no
+group and reads from the beginning, or from where `start` says (analytics: its tables' positions).
+
 promises  at least once: an event whose handling raised is handled again after the restart, and the process stops with the event's
-          place in the error; positions are committed only behind what was handled; a stop request finishes the batch at hand.
+          place in the error; positions are committed only behind what was handled and settled; a stop request finishes the batch
+          at hand.
 """
 
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from gyre_engine.events import Recorded
+from gyre_engine.log.catching_up import read_until
 from gyre_engine.log.intake import bury
-from gyre_engine.log.port import Follower, Log, LogUnavailable, OnDeadLetter, UnknownTopic
+from gyre_engine.log.port import Follower, Log, LogUnavailable, Offsets, OnDeadLetter, UnknownTopic
+from gyre_engine.signals import stop_event
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +62,29 @@ class Health:
         return asdict(self)
 
 
+Report = Callable[[Health], None]
+"""Hears of a consumer's health whenever it was measured."""
+
+
 class Consumer(ABC):
-    """Reads `topics` under the group `name` and handles every event. Subclasses write `handle`, or `handle_batch` as well."""
+    """Reads `topics` and handles every event. Subclasses write `handle` (or `handle_batch` as well), and what else they need.
 
-    name: ClassVar[str]
-    topics: ClassVar[tuple[str, ...]]
+    name:  of the consumer, and of its group
+    """
 
-    def __init__(self, log: Log, settings: ConsumerSettings | None = None) -> None:
+    name: str
+    topics: tuple[str, ...]
+
+    def __init__(self, log: Log, settings: ConsumerSettings | None = None, report: Report | None = None) -> None:
         self.log = log
         self.settings = settings or ConsumerSettings()
-        self._stop = threading.Event()
+        self.is_caught_up = False
+        """Whether everything that stood on the topics when following began was handled."""
+        self.stopping = threading.Event()
+        """Set when the consumer is to end."""
+        self._to_end = False
+        self._report = report
+        self._follower: Follower | None = None
         self._handled: dict[tuple[str, int], int] = {}
         self._health = Health(self.name, False, 0, 0, 0, 0)
         self._commit_at = self._measure_at = 0.0
@@ -84,7 +102,26 @@ class Consumer(ABC):
             self._note(record)
 
     def idle(self) -> None:  # noqa: B027
-        """Called after each poll, also an empty one: for what happens by time."""
+        """Called after each poll, also an empty one: for what happens by time, and for acting on what was read."""
+
+    def caught_up(self) -> None:  # noqa: B027
+        """Called once, before the first `idle` that sees everything that stood on the log at the start."""
+
+    def patience(self) -> float:
+        """Seconds that the next poll may wait for an event."""
+        return self.settings.poll_seconds
+
+    def group(self) -> str | None:
+        """Where positions are kept; None for a consumer that reads from `start` every time."""
+        return self.name
+
+    def start(self) -> Offsets | None:
+        """Where a consumer without a group begins (default: the beginning)."""
+        return None
+
+    def settled(self) -> bool:
+        """Whether all that was handled is done with, so that positions may be committed."""
+        return True
 
     def on_dead_letter(self) -> OnDeadLetter | None:
         """What is to hear of records that could not be read (default: nothing)."""
@@ -93,8 +130,11 @@ class Consumer(ABC):
     def open(self) -> None:  # noqa: B027
         """Called before the first poll."""
 
+    def last_words(self, follower: Follower) -> None:  # noqa: B027
+        """Called when a stop was asked for, before the last commit: for one that holds back what it has read."""
+
     def shut(self) -> None:  # noqa: B027
-        """Called after the last commit."""
+        """Called after the last commit, also where following failed."""
 
     def bury(self, record: Recorded, reason: str) -> None:
         """Send an event that cannot be handled, whatever is tried, to the dead letters, and go on."""
@@ -103,19 +143,32 @@ class Consumer(ABC):
 
     def stop(self) -> None:
         """Have `run` finish its batch, commit and return. May be called from a signal handler or another thread."""
-        self._stop.set()
+        self.stopping.set()
+
+    def read_on(self, done: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
+        """Handle further events until `done`: for one that acts and then reads its own words back. Raises LogUnavailable(what)."""
+        if self._follower is None:
+            raise RuntimeError(f"{self.name} reads on before it runs")
+        read_until(self._follower, self._handle_one, done, what, limit_s)
 
     def health(self) -> Health:
+        """How it was doing when that was last measured."""
         return self._health
+
+    def run_to_end(self) -> None:
+        """Handle what stands on the log now, settle it, and return. Raises as `run`."""
+        self._to_end = True
+        self.run()
 
     def run(self) -> None:
         """Follow until `stop`. Raises HandlingFailed; what stands before the failed event is committed."""
-        follower = self._begin()
-        self._handled = {}
+        self._follower = follower = self._begin()
+        self._handled, self.is_caught_up = {}, False
         self._update(running=True)
         try:
             self.open()
             self._follow(follower)
+            self.last_words(follower)
         except Exception as error:
             self._update(failure=str(error))
             raise
@@ -125,33 +178,40 @@ class Consumer(ABC):
     def _begin(self) -> Follower:
         while True:
             try:
-                follower = self.log.follow(self.topics, group=self.name, on_dead_letter=self.on_dead_letter())
+                follower = self.log.follow(
+                    self.topics, group=self.group(), start=self.start(), reader=self.name, on_dead_letter=self.on_dead_letter()
+                )
             except LogUnavailable as error:
                 self._bear(error)
-                if self._stop.wait(0.2):
+                if self.stopping.wait(0.2):
                     raise
             else:
                 self._away_since = None
                 return follower
 
     def _follow(self, follower: Follower) -> None:
-        while not self._stop.is_set():
-            records = follower.poll(self.settings.poll_seconds, self.settings.batch)
+        while not self.stopping.is_set():
+            records = follower.poll(self.patience(), self.settings.batch)
             if records:
                 self._handle_all(records)
+            if not self.is_caught_up and follower.at_end():
+                self.is_caught_up = True
+                self.caught_up()
             self.idle()
             self._handled = follower.positions()
             try:
                 self._keep_house(follower, time.monotonic())
             except LogUnavailable as error:
                 self._bear(error)
+            if self._to_end and self.is_caught_up and self.settled():
+                return
 
     def _keep_house(self, follower: Follower, now: float) -> None:
-        if now >= self._commit_at:
+        if now >= self._commit_at and self.group() is not None and self.settled():
             follower.commit()
             self._commit_at = now + self.settings.commit_seconds
         if now >= self._measure_at:
-            self._update(lag=follower.lag(), dead_lettered=follower.dead_lettered)
+            self._measure(follower, running=True)
             self._measure_at = now + self.settings.lag_seconds
         self._away_since = None
 
@@ -165,6 +225,9 @@ class Consumer(ABC):
             log.warning("%s waits up to %g s for the log: %s", self.name, self.settings.away_seconds, error)
         if now - self._away_since > self.settings.away_seconds:
             raise error
+
+    def _handle_one(self, record: Recorded) -> None:
+        self._handle_all([record])
 
     def _handle_all(self, records: Sequence[Recorded]) -> None:
         with self._naming(records[0], len(records)):
@@ -186,20 +249,25 @@ class Consumer(ABC):
 
     def _close(self, follower: Follower) -> None:
         try:
-            follower.commit(self._handled)
-            self._update(running=False, lag=follower.lag(), dead_lettered=follower.dead_lettered)
+            if self.group() is not None and self.settled():
+                follower.commit(self._handled)
+            self._measure(follower, running=False)
             self.shut()
         finally:
             follower.close()
+
+    def _measure(self, follower: Follower, *, running: bool) -> None:
+        self._update(running=running, lag=follower.lag(), dead_lettered=follower.dead_lettered)
+        if self._report is not None:
+            self._report(self._health)
 
     def _update(self, **changes: Any) -> None:
         self._health = Health(**{**asdict(self._health), **changes})
 
 
-def serve(consumer: Consumer) -> None:
-    """Run a consumer as its process' main work: SIGTERM and SIGINT finish the batch at hand, commit, and return."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: consumer.stop())
+def serve(consumer: Consumer, stop: threading.Event | None = None) -> None:
+    """Run a consumer as its process' main work until SIGTERM, SIGINT or `stop`: the batch at hand is finished and committed."""
+    consumer.stopping = stop or stop_event()
     consumer.run()
 
 

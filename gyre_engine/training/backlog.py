@@ -10,23 +10,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gyre_engine.events import Event
-from gyre_engine.events.calls import ModelCall, ProxyOwns
+from gyre_engine.events.calls import ExecutionClosed, ModelCall, ProxyOwns
 from gyre_engine.events.executions import Discarded, Dispatched
 from gyre_engine.events.training import EvaluationReported, GroupAdmitted
+from gyre_engine.trees.owned import OwnedCalls
 
 
 @dataclass(slots=True)
 class Backlog:
-    """`admitted`: groups in the order of their admission; `calls`: by execution, in the order of the log."""
+    """`admitted`: groups in the order of their admission; `calls`: of the executions that may still be trained."""
 
     waiting: dict[str, GroupAdmitted] = field(default_factory=dict)
     consumed: dict[str, int] = field(default_factory=dict)
     """Group -> its number; -1 until its admission was read."""
-    calls: dict[str, list[ModelCall]] = field(default_factory=dict)
+    calls: OwnedCalls = field(default_factory=OwnedCalls)
     reported: set[str] = field(default_factory=set)
     evaluations: set[str] = field(default_factory=set)
     """Evaluations that were dispatched and are not reported yet: they are pinned to the published version."""
-    _epochs: dict[str, int] = field(default_factory=dict)
     _over: set[str] = field(default_factory=set)
 
     @property
@@ -48,12 +48,8 @@ class Backlog:
                 self.evaluations.discard(event.evaluation)
             case Discarded(execution=execution):
                 self._forget([execution])
-            case ProxyOwns() if event.execution not in self._over:
-                self._epochs[event.execution] = max(event.owner_epoch, self._epochs.get(event.execution, 0))
-            case ModelCall() if event.execution not in self._over:
-                # Later records of a lower epoch are a deposed proxy's (log-rules, 9).
-                if event.owner_epoch >= self._epochs.get(event.execution, 0):
-                    self.calls.setdefault(event.execution, []).append(event)
+            case ProxyOwns() | ModelCall() | ExecutionClosed() if event.execution not in self._over:
+                self.calls.see(event)
             case _:
                 pass
 
@@ -76,5 +72,4 @@ class Backlog:
     def _forget(self, executions: Iterable[str]) -> None:
         for execution in executions:
             self._over.add(execution)
-            self.calls.pop(execution, None)
-            self._epochs.pop(execution, None)
+            self.calls.forget(execution)

@@ -91,6 +91,13 @@ class Ledger:
         return member if member is not None and member.epoch == epoch else None
 
 
+def consumed(before: Ledger, after: Ledger) -> tuple[str, ...]:
+    """The groups that the event between these two states has trained on for good; empty where it committed no step."""
+    if before.open is None or after.committed is before.committed:
+        return ()
+    return before.open.opened.groups
+
+
 def fold(events: Iterable[Event], ledger: Ledger | None = None) -> Ledger:
     """`apply` over events in ledger order."""
     state = ledger or Ledger()

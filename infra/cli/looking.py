@@ -20,6 +20,7 @@ from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.port import TOPICS, Log
 from gyre_engine.log.runs import RunInfo, list_runs
 from infra.cli.errors import CommandError
+from infra.stack.health import reported
 from infra.stack.layout import StackFolder
 from infra.supervisor.state import read_state
 
@@ -79,17 +80,23 @@ def _plain(value: Any) -> Any:
 
 
 def status(console: Console) -> int:
-    """The processes of this folder's stack and its addresses; 0 where it runs. Off a terminal: tab-separated lines."""
-    folder = StackFolder.here().root
-    state = read_state(folder)
+    """The processes of this folder's stack and its addresses; 0 where it runs. Off a terminal: tab-separated lines.
+
+    `lag`: events that a consumer has yet to read.
+    """
+    folder = StackFolder.here()
+    state = read_state(folder.root)
     if state is None or not state.serving:
-        raise CommandError(f"no stack runs in {folder}: `gyre run EXPERIMENT.toml` starts one, `gyre runs` lists what was run")
-    rows = [(p.name, p.state.value, str(p.pid), str(p.restarts), p.last_exit) for p in state.processes]
+        raise CommandError(
+            f"no stack runs in {folder.root}: `gyre run EXPERIMENT.toml` starts one, `gyre runs` lists what was run"
+        )
+    lags = {name: str(health.lag) for name, health in reported(folder.health).items()}
+    rows = [(p.name, p.state.value, str(p.pid), str(p.restarts), lags.get(p.name, ""), p.last_exit) for p in state.processes]
     if not console.is_terminal:
         for row in [*rows, *((name, str(value)) for name, value in state.facts.items())]:
             print("\t".join(row))
         return 0
-    table = Table("process", "state", "pid", "restarts", "last exit")
+    table = Table("process", "state", "pid", "restarts", "lag", "last exit")
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -21,7 +21,7 @@ from gyre_engine.training.fingerprint import differences, fingerprint
 from infra.cli.attach import attach
 from infra.cli.errors import CommandError
 from infra.stack.layout import StackFolder
-from infra.stack.session import Session
+from infra.stack.session import Session, versions
 from infra.supervisor.spec import SupervisorEvent
 
 STATED = {"ended", "restarting", "gave-up"}
@@ -114,8 +114,10 @@ def to_resume(run: str, folder: StackFolder) -> tuple[str, Config]:
         info = attached.info
     if info.ended is not None and info.ended.outcome == "completed":
         raise CommandError(f"{info.run} is complete ({info.ended.steps} steps); start a new run, or `gyre eval {info.run}@STEP`")
-    if changed := differences(info.started.fingerprint, fingerprint(int(info.started.fingerprint.get("threads", "1")))):
-        raise CommandError(f"{info.run} cannot go on here, its steps would not be the same: {'; '.join(changed)}")
+    threads = int(info.started.fingerprint.get("threads", "1"))
+    changed = (*differences(info.started.fingerprint, fingerprint(threads)), *differences(info.started.versions, versions()))
+    if changed:
+        raise CommandError(f"{info.run} cannot go on here, its steps would not be the same: {'; '.join(dict.fromkeys(changed))}")
     config = config_from_json(info.started.config)
     url = folder.private().get("clickhouse.url", config.clickhouse.url)
     return info.run, dataclasses.replace(

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from gyre_engine.log.kafka import KafkaLog
 from infra.stack import wiring
+from infra.stack.health import reporter
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 
@@ -40,21 +41,21 @@ def scheduler(folder: str) -> None:
     from consumers.scheduler.process import run
 
     launch, stack = _begin(folder)
-    run(wiring.scheduler(launch, _life()), _log(launch, stack))
+    run(wiring.scheduler(launch, _life()), _log(launch, stack), report=reporter(stack.health, "scheduler"))
 
 
 def scoring(folder: str) -> None:
     from consumers.scoring.process import run
 
     launch, stack = _begin(folder)
-    sys.exit(run(wiring.scoring(launch, stack), _log(launch, stack)))
+    sys.exit(run(wiring.scoring(launch, stack), _log(launch, stack), reporter(stack.health, "scoring")))
 
 
 def analytics(folder: str) -> None:
     from consumers.analytics.process import run
 
     launch, stack = _begin(folder)
-    run(wiring.analytics(launch, stack), _log(launch, stack))
+    run(wiring.analytics(launch, stack), _log(launch, stack), report=reporter(stack.health, "analytics"))
 
 
 def cell_agent(folder: str, position: int) -> None:
@@ -79,7 +80,8 @@ def trainer(folder: str, position: int) -> None:
     from consumers.trainer.process import run
 
     launch, stack = _begin(folder)
-    run(wiring.trainer(launch, stack, position, _life()), _log(launch, stack))
+    report = reporter(stack.health, f"cell-{position}-trainer")
+    run(wiring.trainer(launch, stack, position, _life()), _log(launch, stack), report=report)
 
 
 def _begin(folder: str) -> tuple[Launch, StackFolder]:

@@ -41,6 +41,11 @@ class StackFolder:
         return self.root / "logs"
 
     @property
+    def health(self) -> Path:
+        """What the consumers of the present run last said of themselves."""
+        return self.root / "health"
+
+    @property
     def scratch(self) -> Path:
         return self.root / "scratch"
 

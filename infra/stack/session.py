@@ -22,6 +22,7 @@ from gyre_engine.log.topics import ensure_topics
 from gyre_engine.training.fingerprint import fingerprint
 from infra.broker.broker import Broker, BrokerSettings
 from infra.stack.checks import check_before_start
+from infra.stack.health import forget
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
@@ -35,8 +36,12 @@ logger = logging.getLogger(__name__)
 BROKER_LIMIT_S = 90.0
 VERSIONS = ("gyre", "torch", "megatron-core", "faust-streaming", "confluent-kafka", "renderers", "tokenizers", "chdb")
 
-
 END_NOTE_S = 2.0
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide what a run derives: a run goes on only with the same (log-rules, 15)."""
+    return {name: importlib.metadata.version(name) for name in VERSIONS}
 
 
 class StackEnded(RuntimeError):
@@ -75,6 +80,7 @@ class Session:
         partitions = ensure_topics(kafka, self.run)
         self.launch = self._launch(kafka)
         self.launch.save(self.folder, self.config)
+        forget(self.folder.health)
         self.log = KafkaLog(kafka, self.run)
         if not self._resumed:
             start_run(self.log, self._run_started(partitions, kafka))
@@ -165,7 +171,7 @@ class Session:
         model = Path(self.config.model.path)
         return RunStarted(
             run=self.run, config=to_json(self.config), config_hash=config_hash(self.config),
-            versions={name: importlib.metadata.version(name) for name in VERSIONS}, partitions=partitions,
+            versions=versions(), partitions=partitions,
             fingerprint=fingerprint(self.config.cells.threads), initial_weights=model.as_uri(),
             initial_weights_hash=image_hash(model), topic_prefix=f"{kafka.prefix}.{self.run}",
         )  # fmt: skip

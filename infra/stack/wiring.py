@@ -67,7 +67,7 @@ def replay(config: Config) -> ReplaySettings:
     return ReplaySettings(
         model_path=config.model.path, temperature=config.sampling.temperature, context=config.model.context,
         micro_step_tokens=config.batch.micro_step_tokens, aggregate=config.loss.aggregate, config_hash=config_hash(config),
-        threads=config.cells.threads, loss=loss(config), hyper=hyper(config),
+        threads=config.cells.threads, admission=admission(config), loss=loss(config), hyper=hyper(config),
     )  # fmt: skip
 
 

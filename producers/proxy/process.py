@@ -95,7 +95,7 @@ def _service(settings: ProxySettings, log: Log, connect: Connect) -> Service:
     service = Service(settings, Desk(Router(connect), Outbox(log), rendering))
     past = take_over(log, settings.name)
     service.closed.update(past.closed)
-    service.executions.update({name: rebuild(name, records, rendering) for name, records in past.open.items()})
+    service.executions.update({name: rebuild(name, past.open, rendering) for name in past.open.epochs})
     if service.executions:
         log_.info("took over %d open executions", len(service.executions))
     return service

@@ -16,6 +16,7 @@ from gyre_engine.events import Recorded
 from gyre_engine.events.calls import ExecutionClosed, ModelCall, ProxyOwns
 from gyre_engine.log.port import Log, Offsets
 from gyre_engine.trees.conversation import wire_id
+from gyre_engine.trees.owned import OwnedCalls
 from producers.proxy.execution import Execution, tail_of
 from producers.proxy.rendering import Rendering
 from producers.proxy.service import Closed
@@ -28,37 +29,19 @@ class StillOwned(RuntimeError):
 
 
 @dataclass(slots=True)
-class _Past:
-    """The records that count of one execution, and the highest epoch among its owners."""
-
-    epoch: int = 0
-    calls: dict[str, ModelCall] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class Restored:
     """The executions of earlier proxies: open ones by their records, closed ones by their counts."""
 
-    open: dict[str, _Past] = field(default_factory=dict)
+    open: OwnedCalls = field(default_factory=OwnedCalls)
     closed: dict[str, Closed] = field(default_factory=dict)
 
     def observe(self, records: Iterable[Recorded]) -> None:
         """Fold in records of model-calls, in the order of each execution; those of superseded epochs do not count."""
-        for record in records:
-            match record.event:
-                case ProxyOwns() as owns:
-                    past = self.open.setdefault(owns.execution, _Past())
-                    past.epoch = max(past.epoch, owns.owner_epoch)
-                case ModelCall() as call:
-                    past = self.open.setdefault(call.execution, _Past())
-                    if call.owner_epoch >= past.epoch:
-                        past.calls.setdefault(call.call, call)
-                case ExecutionClosed() as closed if closed.owner_epoch >= self.open.get(closed.execution, _Past()).epoch:
-                    past = self.open.pop(closed.execution, _Past())
-                    tokens = sum(len(call.output_ids) for call in past.calls.values())
-                    self.closed[closed.execution] = Closed(closed.held_us, closed.calls, tokens)
-                case _:
-                    pass
+        for event in (record.event for record in records):
+            if self.open.see(event) and isinstance(event, ExecutionClosed):
+                tokens = sum(len(call.output_ids) for call in self.open.of(event.execution))
+                self.closed[event.execution] = Closed(event.held_us, event.calls, tokens)
+                self.open.forget(event.execution)
 
 
 def take_over(log: Log, proxy: str) -> Restored:
@@ -69,18 +52,18 @@ def take_over(log: Log, proxy: str) -> Restored:
         ends = log.ends(["model-calls"])
         restored.observe(log.read("model-calls", start=read, end=ends))
         read = ends
-        strangers = {name: past for name, past in restored.open.items() if owned.get(name, 0) < past.epoch or name not in owned}
+        strangers = {name: epoch for name, epoch in restored.open.epochs.items() if owned.get(name, -1) < epoch}
         if not strangers:
             return restored
-        owned |= {name: past.epoch + 1 for name, past in strangers.items()}
+        owned |= {name: epoch + 1 for name, epoch in strangers.items()}
         log.append_all([ProxyOwns(execution=name, owner_epoch=owned[name], proxy=proxy) for name in strangers])
     raise StillOwned("another proxy of this run keeps taking executions over: stop it, then start this one again")
 
 
-def rebuild(name: str, past: _Past, rendering: Rendering) -> Execution:
+def rebuild(name: str, past: OwnedCalls, rendering: Rendering) -> Execution:
     """An open execution's state, as its last owner had it."""
-    execution = Execution(name, past.epoch, rendering.thinking)
-    for call in past.calls.values():
+    execution = Execution(name, past.epochs[name], rendering.thinking)
+    for call in past.of(name):
         execution.learn(call, [])
         if call.chain:
             wire_ids = _wire_ids(execution, call, rendering)

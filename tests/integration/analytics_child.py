@@ -14,6 +14,7 @@ from consumers.analytics.process import serving
 from consumers.analytics.settings import AnalyticsSettings
 from consumers.analytics.store import Store
 from gyre_engine.events.executions import ToolReturned
+from gyre_engine.log.consumer import ConsumerSettings
 from gyre_engine.log.memory import MemoryLog
 
 EVENTS, BATCH = 3_000, 40
@@ -27,16 +28,22 @@ def the_log() -> MemoryLog:
     return log
 
 
+class Telling(Ingest):
+    """Inserts after each poll, and says so."""
+
+    def idle(self) -> None:
+        self.flush()
+        print(self.inserted, flush=True)
+
+
 def ingest(folder: Path) -> None:
     settings = AnalyticsSettings(path=folder, port=0, password="p", share=1.0)
     with serving(settings) as at:
         store = Store(at)
         store.prepare()
-        reader = Ingest(the_log(), store, settings)
-        while taken := reader._follower.poll(0.1, BATCH):
-            reader._take(taken)
-            reader.flush()
-            print(reader.inserted, flush=True)
+        reader = Telling(the_log(), store, settings)
+        reader.settings = ConsumerSettings(batch=BATCH)
+        reader.run_to_end()
         client = clickhouse_connect.get_client(host=at.host, port=at.port)
         counts = "count(), uniqExact(event_id), uniqExact(partition, offset), sum(nbytes)"
         (found,) = client.query(f"SELECT {counts} FROM tool_events").result_rows

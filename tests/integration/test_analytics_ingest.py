@@ -126,17 +126,17 @@ def test_an_event_that_stands_twice_on_the_log_counts_once(store, settings, ask)
     for _ in range(2):
         log.append(call(1), id="the same")
     ingest = Ingest(log, store, settings)
-    assert ingest.drain(30)
+    ingest.run_to_end()
     assert ask("SELECT count(), max(offset) FROM model_calls WHERE run = 'twice'") == [(1, 1)]
 
 
 def test_a_restart_goes_on_where_the_tables_end(store, settings, ask):
     log = MemoryLog(run="restart")
     log.append_all([call(n) for n in range(50)])
-    assert Ingest(log, store, settings).drain(30)
+    Ingest(log, store, settings).run_to_end()
     log.append_all([call(n) for n in range(50, 60)])
     second = Ingest(log, store, settings)
-    assert second.drain(30)
+    second.run_to_end()
     assert second.inserted == 10
     assert ask("SELECT count(), uniqExact(partition, offset) FROM model_calls_raw WHERE run = 'restart'") == [(60, 60)]
 
@@ -144,10 +144,10 @@ def test_a_restart_goes_on_where_the_tables_end(store, settings, ask):
 def test_a_log_that_was_made_anew_under_the_same_name_is_read_from_its_beginning(store, settings, ask):
     log = MemoryLog(run="anew")
     log.append_all([call(n) for n in range(40)])
-    assert Ingest(log, store, settings).drain(30)
+    Ingest(log, store, settings).run_to_end()
     other = MemoryLog(run="anew")
     other.append_all([call(n) for n in range(5)])
-    assert Ingest(other, store, settings).drain(30)
+    Ingest(other, store, settings).run_to_end()
     assert ask("SELECT count() FROM model_calls WHERE run = 'anew'") == [(45,)]
 
 
@@ -159,7 +159,7 @@ def test_c46_newer_fields_stop_nothing_and_are_counted(store, settings, ask):
         if n >= 10:
             envelope["body"]["probe_x"] = n
         log.store.put("gyre.c46.tool-events", "tool-events", b"g.0.0", msgpack.packb(envelope))
-    assert Ingest(log, store, settings).drain(30)
+    Ingest(log, store, settings).run_to_end()
     assert ask("SELECT count() FROM tool_events WHERE run = 'c46'") == [(20,)]
     assert ask("SELECT topic, type, field, events FROM unknown_fields WHERE run = 'c46'") == [
         ("tool-events", "tool-called", "probe_x", 10)
@@ -187,7 +187,7 @@ def test_c49_keys_with_dots_read_back_unchanged(store, settings, ask):
     log.append(
         Scored(execution="e", scorer="s", scorer_version="1", evaluation_attempt=0, reward=1.0, rewards={"a.b": 0.25, "a": 0.5})
     )
-    assert Ingest(log, store, settings).drain(30)
+    Ingest(log, store, settings).run_to_end()
     assert ask("SELECT config, versions FROM runs WHERE run = 'c49'") == [(config, {"a.b": "1", "a": "2"})]
     (raw,) = ask("SELECT raw FROM scores WHERE run = 'c49'")[0]
     assert json.loads(raw)["body"]["rewards"] == {"a.b": 0.25, "a": 0.5}
@@ -196,7 +196,7 @@ def test_c49_keys_with_dots_read_back_unchanged(store, settings, ask):
 def test_an_event_of_each_kind_of_field_reads_back(store, settings, ask):
     log = MemoryLog(run="fields")
     log.append(call(7, tokens=3), at=1_700_000_000_000_001, cause="before")
-    assert Ingest(log, store, settings).drain(30)
+    Ingest(log, store, settings).run_to_end()
     columns = "at, cause, type, version, number, parent, output_tokens, finish, temperature, prefix_hash, finished_at"
     columns += ", weight_spans.version"
     found = ask(f"SELECT {columns}, JSONExtract(raw, 'body', 'output_ids', 'Array(Int32)') FROM model_calls WHERE run = 'fields'")
@@ -210,8 +210,8 @@ def test_what_analytics_cannot_read_comes_as_a_dead_letter(store, settings, ask)
     log.store.put("gyre.broken.scores", "scores", b"k", b'{"v":')
     log.append(Scored(execution="e", scorer="s", scorer_version="1", evaluation_attempt=0, reward=1.0))
     ingest = Ingest(log, store, settings)
-    assert ingest.drain(30)
-    assert ingest.drain(30)
+    ingest.run_to_end()
+    ingest.run_to_end()
     assert ask("SELECT count() FROM scores WHERE run = 'broken'") == [(1,)]
     assert ask("SELECT source_topic, source_offset, reader FROM dead_letters WHERE run = 'broken'") == [
         ("scores", 0, "analytics")
@@ -228,9 +228,9 @@ def test_a_row_that_clickhouse_refuses_is_passed_over_alone(store, settings, ask
     with pytest.raises(RowsRefused):
         store.insert("scores", [bad])
     ingest = Ingest(log, store, settings)
-    ingest._take([bad])
-    assert ingest.drain(30)
-    assert ingest.drain(30)
+    ingest.handle(bad)
+    ingest.run_to_end()
+    ingest.run_to_end()
     assert ingest.passed_over == 1
     assert ask("SELECT count() FROM scores WHERE run = 'refused'") == [(20,)]
 
@@ -267,14 +267,14 @@ def test_numbers_that_json_has_not_read_back(store, settings, ask):
     log.append(
         Scored(execution="e", scorer="s", scorer_version="1", evaluation_attempt=0, reward=nan, rewards={"a": inf, "b": nan})
     )
-    assert Ingest(log, store, settings).drain(30)
+    Ingest(log, store, settings).run_to_end()
     assert ask("SELECT isNaN(reward), rewards['a'], isNaN(rewards['b']) FROM scores WHERE run = 'nan'") == [(True, inf, True)]
 
 
 def test_dead_letters_keep_bytes_as_hex(store, settings, ask):
     log = MemoryLog(run="hex")
     log.append(DeadLetter(topic="scores", partition=0, offset=1, reader="r", reason="x", message_key=b"k", value=b"\x00\xfe"))
-    assert Ingest(log, store, settings).drain(30)
+    Ingest(log, store, settings).run_to_end()
     assert ask("SELECT message_key, value FROM dead_letters WHERE run = 'hex'") == [("6b", "00fe")]
 
 

@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
                 Scored(execution=f"e{n}", scorer="s", scorer_version="1", evaluation_attempt=0, reward=n / 2) for n in range(3)
             ]
             log.append_all(rewards)
-            assert Ingest(log, store, settings).drain(60)
+            Ingest(log, store, settings).run_to_end()
         store.close()
     return path
 

@@ -184,7 +184,7 @@ def ask(tmp_path_factory):
         store = Store(address)
         store.prepare()
         ingest = Ingest(log, store, settings)
-        assert ingest.drain(60)
+        ingest.run_to_end()
         client = clickhouse_connect.get_client(host=address.host, port=address.port)
         yield lambda sql: client.query(sql, parameters={"latest": "r1"} if "{latest:" in sql else None).result_rows
         client.close()

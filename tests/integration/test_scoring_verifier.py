@@ -67,7 +67,7 @@ def verifier(folder: Path, **settings: object) -> VerifierScorer:
 async def scored(log: MemoryLog, folder: Path, **settings: object) -> list[Scored | EvaluationFailed]:
     """All score events after one pass of the verifier."""
     catalog = load_catalog([Source("tasks", folder / "tasks")])
-    await Scoring(log, verifier(folder, **settings), catalog).run(follow=False)
+    await Scoring(log, verifier(folder, **settings), catalog).score(follow=False)
     return [r.event for r in log.read("scores")]  # type: ignore[misc]
 
 
@@ -269,6 +269,6 @@ async def test_without_a_sandbox_the_script_is_told_where_things_are(tmp_path: P
     log = MemoryLog()
     finished_work(log, tmp_path, {"app/answer.txt": "42"})
     scorer = VerifierScorer(VerifierSettings(Isolation.NONE, tmp_path / "scratch"))
-    await Scoring(log, scorer, load_catalog([Source("tasks", tmp_path / "tasks")])).run(follow=False)
+    await Scoring(log, scorer, load_catalog([Source("tasks", tmp_path / "tasks")])).score(follow=False)
     (event,) = [r.event for r in log.read("scores")]
     assert isinstance(event, Scored) and event.reward == 1.0

@@ -21,7 +21,7 @@ def restarted(make_stack: MakeStack, before: Stack) -> Stack:
     past = take_over(log, "proxy-2")
     stack = make_stack(log=log)
     stack.service.closed.update(past.closed)
-    stack.service.executions.update({name: rebuild(name, records, stack.rendering) for name, records in past.open.items()})
+    stack.service.executions.update({name: rebuild(name, past.open, stack.rendering) for name in past.open.epochs})
     return stack
 
 

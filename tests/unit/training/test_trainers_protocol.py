@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from consumers.trainer.board import CORE_TOPICS, LEDGER_TOPICS, Board
 from consumers.trainer.core import Core
-from consumers.trainer.member import Trainee
+from consumers.trainer.member import StepMember
 from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher
 from consumers.trainer.settings import TrainerSettings
@@ -94,32 +94,32 @@ class Bench:
             micro_step_tokens=100, temperature=1.0, lease_s=5.0, checkpoint_url=self.url, checkpoint_every=0,
         )  # fmt: skip
 
-    def _member(self, cell: str) -> tuple[Board, Pen, CountingReplica, TcpTransfer, Trainee]:
+    def _member(self, cell: str) -> tuple[Board, Pen, CountingReplica, TcpTransfer, StepMember]:
         board, replica, transfer = Board(cell), CountingReplica(), TcpTransfer()
         self.transfers.append(transfer)
         pen = Pen(self.log, board, 5.0)
-        return board, pen, replica, transfer, Trainee(self.settings(cell), pen, board, replica, transfer)
+        return board, pen, replica, transfer, StepMember(self.settings(cell), pen, board, replica, transfer)
 
     def _core(self) -> tuple[Board, Core, CountingOptimizer]:
-        board, pen, replica, transfer, trainee = self._member("c0")
+        board, pen, replica, transfer, member = self._member("c0")
         self._core_follower = self.log.follow(CORE_TOPICS)
         optimizer = CountingOptimizer(replica)
         publisher = Publisher(pen, replica, optimizer, transfer, {})
         pen.write([CoreElected(core_epoch=1, holder="c0", cell="c0")])
-        trainee.holds(0)
+        member.holds(0)
         publisher.export()
         publisher.publish(1, 0, [])
         self.weights_hash = publisher.weights_hash
-        return board, Core(self.settings("c0"), 1, pen, board, optimizer, transfer, trainee, publisher), optimizer
+        return board, Core(self.settings("c0"), 1, pen, board, optimizer, transfer, member, publisher), optimizer
 
     def satellite(self, cell: str) -> Callable[[], bool]:
-        board, _, _, transfer, trainee = self._member(cell)
+        board, _, _, transfer, member = self._member(cell)
         follower = self.log.follow(LEDGER_TOPICS)
 
         def move() -> bool:
             for record in follower.poll(0.0):
                 board.see(record)
-            return trainee.advance(may_seal=True)
+            return member.advance(may_seal=True)
 
         move.transfer = transfer  # type: ignore[attr-defined]
         return move

@@ -1,0 +1,33 @@
+"""How the consumers of a stack are doing, as they last said: a small file each in the stack's folder, which `gyre status` shows."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from gyre_engine.log.consumer import Health, Report
+
+
+def reporter(folder: Path, process: str) -> Report:
+    """Writes each report over the one before, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{process}.json"
+
+    def write(health: Health) -> None:
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(health.as_fields()), encoding="utf-8")
+        os.replace(fresh, path)
+
+    return write
+
+
+def reported(folder: Path) -> dict[str, Health]:
+    """The last report of each process."""
+    return {path.stem: Health(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))}
+
+
+def forget(folder: Path) -> None:
+    """A new run begins: what the consumers of the last one said is over."""
+    for path in folder.glob("*.json"):
+        path.unlink()
