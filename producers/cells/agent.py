@@ -3,7 +3,8 @@
 reads     commands, training (publications)
 writes    cells
 promises  an engine serves only with the weights that it should sample with; a role change is logged when it has happened;
-          neither engine nor trainer is rebuilt at a switch
+          neither engine nor trainer is rebuilt at a switch; an engine that is away is waited for, within a limit, and the agent
+          ends at once when it is told to meanwhile
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +49,9 @@ class AgentSettings:
     poll_s: float = 0.5
 
 
+ASK_AGAIN_S = 0.2
+
+
 class EngineAway(RuntimeError):
     """The cell's engine did not come up within the limit."""
 
@@ -66,13 +71,13 @@ class CellAgent:
         follower = self._log.follow(("commands", "training"))
         try:
             await asyncio.to_thread(catch_up, follower, self._take, f"the agent of {self._settings.cell}")
-            await self._come_up(self._settings.start_limit_s)
+            await _unless(ending, self._come_up())
             next_health = time.monotonic()
             while not ending.is_set():
                 await self._read(follower, self._settings.poll_s)
-                await self._settle()
+                await _unless(ending, self._settle())
                 if time.monotonic() >= next_health:
-                    await self._report_health()
+                    await _unless(ending, self._report_health())
                     next_health = time.monotonic() + self._settings.health_s
         finally:
             follower.close()
@@ -85,10 +90,26 @@ class CellAgent:
     def _take(self, record: Recorded) -> None:
         self._orders = obey(self._orders, record.event)
 
-    async def _come_up(self, limit_s: float) -> None:
-        """Wait for the engine, give it its weights and its role, and announce the cell."""
-        stats = await self._wait_for_engine(limit_s)
-        self._version = int(stats.weight_version)
+    async def _come_up(self) -> None:
+        """Take up the engine once it serves; one that goes away meanwhile is waited for again. Raises EngineAway at the limit."""
+        s, last = self._settings, ""
+        deadline = time.monotonic() + s.start_limit_s
+        while True:
+            try:
+                return await self._take_up()
+            except EngineError as error:
+                if time.monotonic() >= deadline:
+                    raise EngineAway(
+                        f"{s.cell}: its engine at {s.engine_url} was not up after {s.start_limit_s:.0f} s: {error}"
+                    ) from error
+                if str(error) != last:
+                    logger.warning("%s waits for its engine at %s: %s", s.cell, s.engine_url, error)
+                last = str(error)
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _take_up(self) -> None:
+        """Give the engine its weights and its role, and announce the cell."""
+        self._version = int((await self._engine.stats()).weight_version)
         await self._engine.pause(abort=True)
         self._role = CellRole.SWITCHING
         if await self._take_weights():
@@ -103,18 +124,6 @@ class CellAgent:
             cell=s.cell, position=s.position, incarnation=s.incarnation, engine=s.engine, engine_url=s.engine_url,
             capacity=s.capacity, role=self._role, weight_version=self._version,
         )  # fmt: skip
-
-    async def _wait_for_engine(self, limit_s: float) -> EngineStats:
-        deadline, last = time.monotonic() + limit_s, "no answer"
-        while time.monotonic() < deadline:
-            try:
-                return await self._engine.stats()
-            except EngineError as error:
-                last = str(error)
-                await asyncio.sleep(0.2)
-        raise EngineAway(
-            f"{self._settings.cell}: its engine at {self._settings.engine_url} was not up after {limit_s:.0f} s: {last}"
-        )
 
     async def _settle(self) -> None:
         """Bring the engine to what is ordered: first its weights, then its role."""
@@ -193,7 +202,7 @@ class CellAgent:
             return
         if int(stats.weight_version) != self._version or stats.paused != (self._role is not CellRole.SAMPLING):
             # The engine is not the one that this agent knew: it was restarted.
-            await self._come_up(self._settings.start_limit_s)
+            await self._come_up()
             return
         await self._say(self._health(stats))
 
@@ -201,7 +210,7 @@ class CellAgent:
         """Say that the engine is away, wait for its next life, and take it up."""
         s = self._settings
         await self._say(CellHealth(cell=s.cell, incarnation=s.incarnation, healthy=False, reason=reason[:500]))
-        await self._come_up(s.start_limit_s)
+        await self._come_up()
 
     def _health(self, stats: EngineStats) -> CellHealth:
         s = self._settings
@@ -212,4 +221,18 @@ class CellAgent:
         )  # fmt: skip
 
     async def _say(self, event: Event) -> None:
-        await asyncio.wrap_future(self._log.append(event))
+        # Shielded: the log acknowledges also what an ending process does not wait for any more.
+        await asyncio.shield(asyncio.wrap_future(self._log.append(event)))
+
+
+async def _unless(ending: asyncio.Event, work: Coroutine[None, None, None]) -> None:
+    """Do `work`, or leave it where it stands as soon as `ending` is set."""
+    doing, ended = asyncio.ensure_future(work), asyncio.ensure_future(ending.wait())
+    try:
+        await asyncio.wait((doing, ended), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+    finally:
+        doing.cancel()
+        ended.cancel()
+        await asyncio.gather(doing, ended, return_exceptions=True)
