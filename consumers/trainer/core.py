@@ -60,12 +60,14 @@ class Core:
         self._patience = Patience(time.monotonic())
         self._unpublished: list[int] | None = None
         """The probe of a committed version that is not published yet."""
+        self._stored: int | None = None
+        """Step of a checkpoint for which older ones are not removed yet."""
 
     def resume(self, recovered: Recovered) -> None:
         """Do what the core before committed and did not live to do: a checkpoint that is due, and the publication."""
         version = recovered.version
         if version and not recovered.checkpointed and self._is_due(version):
-            self._publisher.checkpoint(self._epoch, version, recovered.position, self._settings.checkpoint_url)
+            self._checkpoint(version, recovered.position)
         before = self._board.ledger.published
         if before is None or before.version == version:
             self._publisher.publish(self._epoch, version, [])
@@ -84,6 +86,8 @@ class Core:
         if not self._pen.dry:
             return False
         step = self._board.ledger.open
+        if self._stored is not None:
+            return self._prune(self._stored)
         if self._unpublished is not None:
             return self._publish(self._unpublished)
         if step is None:
@@ -221,7 +225,17 @@ class Core:
         self._unpublished = probe(self._inputs.micro_steps) if self._inputs else []
         place = self._pen.write([committed])
         if self._is_due(opened.step):
-            self._publisher.checkpoint(self._epoch, opened.step, place, self._settings.checkpoint_url)
+            self._checkpoint(opened.step, place)
+
+    def _checkpoint(self, step: int, position: int) -> None:
+        self._publisher.checkpoint(self._epoch, step, position, self._settings.checkpoint_url)
+        self._stored = step if self._settings.checkpoint_keep else None
+
+    def _prune(self, step: int) -> bool:
+        """Only the ruling core, which has read its `checkpointed` back, removes others: a recovery finds this one."""
+        self._stored = None
+        self._publisher.prune(step, self._settings.checkpoint_url, self._settings.checkpoint_keep)
+        return True
 
     def _is_due(self, step: int) -> bool:
         """Whether this step ends with a checkpoint."""

@@ -1,12 +1,14 @@
 """Publication: a committed version as a safetensors image in an immutable buffer that others read one-sided (log-rules, 7).
 
 writes    training: published, checkpointed
-promises  the optimizer never writes to what readers read; a buffer stands until two later versions are out
+promises  the optimizer never writes to what readers read; a buffer stands until two later versions are out; a checkpoint is removed
+          only when a newer one has been read back
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +20,8 @@ from gyre_engine.events.training import Checkpointed, Published
 from gyre_engine.training import checkpoint
 from gyre_engine.training.replica import Optimizer, TrainingReplica
 from gyre_engine.transfer import Descriptor, Region, Transfer
+
+logger = logging.getLogger(__name__)
 
 KEPT = 3
 """Versions whose buffers stand: a satellite or an engine may still be reading the last but one."""
@@ -71,6 +75,15 @@ class Publisher:
         stored = checkpoint.Checkpoint(step, position, self._image, self._optimizer.state(), self._files)
         place = checkpoint.write(url, stored)
         self._pen.write([Checkpointed(core_epoch=core_epoch, step=step, weights_hash=self.weights_hash, url=place)])
+
+    def prune(self, step: int, url: str, keep: int) -> None:
+        """Remove checkpoints before the newest `keep`, that of `step` among them; none where that one cannot be read."""
+        try:
+            gone = checkpoint.prune(url, step, keep)
+        except (checkpoint.CheckpointError, OSError) as error:
+            logger.error("older checkpoints stay until the next one is stored: %s", error)
+        else:
+            logger.info("checkpoint of step %d stands, removed those of %s", step, gone or "no other")
 
 
 def small_files(model: Path) -> dict[str, bytes]:

@@ -26,6 +26,8 @@ class TrainerSettings:
     lease_s: float
     checkpoint_url: str
     checkpoint_every: int
+    checkpoint_keep: int = 0
+    """0: all."""
     secret: bytes = field(default=b"", repr=False)
     """The stack's: opens registered memory, so that no capability stands in an event."""
     transfer_host: str = "127.0.0.1"

@@ -181,7 +181,7 @@ _RANGES = {
     "loss.clip_low": (0.0, 0.999999, False), "loss.clip_high": (0.0, 100.0, False), "loss.importance_cap": (1.0, 1e6, True),
     "sampling.temperature": (0.0, 100.0, False), "sampling.top_p": (0.0, 1.0, False), "group.reward_range": (0.0, 1e9, False),
     "group.deviation_floor": (0.0, 1.0, False), "cells.lease_s": (1.0, 1e6, True), "runner.overall_timeout_s": (0.0, 1e9, False),
-    "scheduling.slack": (0.0, 1.0, True),
+    "scheduling.slack": (0.0, 1.0, True), "run.checkpoint_keep": (0, 1e9, True),
 }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ class RunConfig:
     seed: int = opt(0, "Seeds task order and sampling.")
     store: str = opt("", "fsspec URL for work products, checkpoints and archives; empty: a folder of the stack.")
     checkpoint_every: int = opt(10, "Steps between two checkpoints; the last step is always stored. 0: only the last.")
+    checkpoint_keep: int = opt(0, "Newest checkpoints that stay when another is stored; 0: all.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

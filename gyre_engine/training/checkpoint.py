@@ -92,16 +92,29 @@ def read(url: str, step: int | None = None) -> Checkpoint:
     )
 
 
-def prune(url: str, keep: int) -> list[int]:
-    """Remove all but the newest `keep` (>= 1) complete checkpoints; the steps removed. The manifest goes first."""
+def prune(url: str, step: int, keep: int) -> list[int]:
+    """Remove what is older than the newest `keep` (>= 1) complete checkpoints up to `step`; the steps removed.
+
+    Writes that never ended go too, and newer steps are left alone. The checkpoint of `step` is read first: where it is missing or
+    damaged this raises CheckpointError, and nothing is removed. A manifest goes before the files that it names.
+    """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
+    read(url, step)
     store, root = _store(url)
-    gone = steps(url)[:-keep]
-    for step in gone:
-        store.rm_file(f"{_folder(root, step)}/{_MANIFEST}")
-        store.rm(_folder(root, step), recursive=True)
+    oldest = [known for known in steps(url) if known <= step][-keep:][0]
+    gone = [begun for begun in _begun(store, root) if begun < oldest]
+    for number in gone:
+        folder = _folder(root, number)
+        if store.exists(f"{folder}/{_MANIFEST}"):
+            store.rm_file(f"{folder}/{_MANIFEST}")
+        store.rm(folder, recursive=True)
     return gone
+
+
+def _begun(store: Any, root: str) -> list[int]:
+    """Steps with a folder, complete or not, ascending."""
+    return sorted(int(str(path).rstrip("/").rsplit("step-", 1)[1]) for path in store.glob(f"{root}/step-*"))
 
 
 def _manifest(checkpoint: Checkpoint, contents: Mapping[str, bytes]) -> bytes:

@@ -58,8 +58,9 @@ def trainer(launch: Launch, folder: StackFolder, position: int, holder: str) -> 
         plan=class_plan(config), context=config.model.context, micro_step_tokens=config.batch.micro_step_tokens,
         temperature=config.sampling.temperature, lease_s=config.cells.lease_s,
         checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
-        checkpoint_every=config.run.checkpoint_every, loss=loss(config), aggregate=config.loss.aggregate, hyper=hyper(config),
-        config_hash=config_hash(config), secret=folder.secret(), evaluation=evaluation(config),
+        checkpoint_every=config.run.checkpoint_every, checkpoint_keep=config.run.checkpoint_keep, loss=loss(config),
+        aggregate=config.loss.aggregate, hyper=hyper(config), config_hash=config_hash(config), secret=folder.secret(),
+        evaluation=evaluation(config),
     )  # fmt: skip
 
 

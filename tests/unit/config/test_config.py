@@ -42,6 +42,7 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ("[sampling]\ntop_p = 7.0\n", "sampling.top_p must be above 0 and at most 1, got 7.0"),
         ("[sampling]\ntemperature = 0\n", "sampling.temperature must be above 0"),
         ('[loss]\nname = "xx"\n', "loss.name must be one of ppo, grpo, reinforce, gspo; got 'xx'"),
+        ("[run]\ncheckpoint_keep = -1\n", "run.checkpoint_keep must be at least 0"),
         ('[eval]\nafter = "nope"\n', "eval.after must be one of"),
         ("[model]\ncontext = 10\n", "leaves no room for a prompt in model.context"),
     ],

@@ -62,8 +62,35 @@ def test_damage_is_named(tmp_path):
         checkpoints.read(str(tmp_path))
 
 
-def test_pruning_keeps_the_newest(url):
-    for step in range(1, 6):
+def test_pruning_keeps_the_newest_up_to_the_named_step(url):
+    for step in range(1, 7):
         checkpoints.write(url, of_step(step))
-    assert checkpoints.prune(url, keep=2) == [1, 2, 3]
-    assert checkpoints.steps(url) == [4, 5]
+    assert checkpoints.prune(url, 5, keep=2) == [1, 2, 3]
+    assert checkpoints.steps(url) == [4, 5, 6]
+    assert checkpoints.prune(url, 5, keep=2) == []
+
+
+def test_pruning_takes_what_was_half_written_before(tmp_path):
+    for step in (1, 4):
+        checkpoints.write(str(tmp_path), of_step(step))
+    (tmp_path / "step-00000003").mkdir()
+    (tmp_path / "step-00000003" / "model.safetensors").write_bytes(b"half")
+    assert checkpoints.prune(str(tmp_path), 4, keep=1) == [1, 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
+@pytest.mark.parametrize("damage", ["damaged", "missing", "no checkpoint of step 2"])
+def test_nothing_is_pruned_for_a_checkpoint_that_cannot_be_read(tmp_path, damage):
+    url, newest = str(tmp_path), tmp_path / "step-00000002"
+    for step in (1, 2):
+        checkpoints.write(url, of_step(step))
+    match damage:
+        case "damaged":
+            (newest / "optimizer.safetensors").write_bytes(b"momentz")
+        case "missing":
+            (newest / "optimizer.safetensors").unlink()
+        case _:
+            (newest / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=damage):
+        checkpoints.prune(url, 2, keep=1)
+    assert checkpoints.read(url, 1) == of_step(1)

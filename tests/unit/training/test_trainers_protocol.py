@@ -5,13 +5,14 @@ micro-steps were counted, and how often.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from consumers.trainer.board import CORE_TOPICS, LEDGER_TOPICS, Board
-from consumers.trainer.core import Core
+from consumers.trainer.core import Core, Deposed
 from consumers.trainer.member import StepMember
 from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher
@@ -23,6 +24,7 @@ from gyre_engine.events.training import CoreElected, EvaluationReported, MicroSt
 from gyre_engine.log.memory import MemoryLog, MemoryStore
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.training import checkpoint
 from gyre_engine.training.replica import Hyper, StepMetrics, UpdateMetrics
 from gyre_engine.transfer.tcp import TcpTransfer
 
@@ -80,7 +82,8 @@ class CountingOptimizer:
 class Bench:
     """A core and two satellites on one memory log, moved by hand."""
 
-    def __init__(self, tmp_path: object) -> None:
+    def __init__(self, tmp_path: object, checkpoint_every: int = 0, checkpoint_keep: int = 0) -> None:
+        self.every, self.keep = checkpoint_every, checkpoint_keep
         self.store = MemoryStore()
         self.log = MemoryLog(self.store, "r")
         self.transfers: list[TcpTransfer] = []
@@ -91,7 +94,8 @@ class Bench:
     def settings(self, cell: str) -> TrainerSettings:
         return TrainerSettings(
             cell=cell, core=cell == "c0", holder=cell, model_path="", plan=ClassPlan(1, 1, 0, 9), context=100,
-            micro_step_tokens=100, temperature=1.0, lease_s=5.0, checkpoint_url=self.url, checkpoint_every=0,
+            micro_step_tokens=100, temperature=1.0, lease_s=5.0, checkpoint_url=self.url, checkpoint_every=self.every,
+            checkpoint_keep=self.keep,
         )  # fmt: skip
 
     def _member(self, cell: str) -> tuple[Board, Pen, CountingReplica, TcpTransfer, StepMember]:
@@ -270,3 +274,54 @@ def test_nothing_is_published_while_an_evaluation_samples_with_the_version_befor
     report = EvaluationReported(evaluation="v000-val", split="val", version=0, episodes=1, failed=0, mean=0.0, low=0.0, high=0.0)
     bench.log.append_all([report])
     bench.until(lambda: 1 in bench.core_board.published, bench.move_core)
+
+
+@pytest.fixture
+def keeping_one(tmp_path: object):  # type: ignore[no-untyped-def]
+    """A core that stores every version and keeps the newest checkpoint."""
+    made = Bench(tmp_path, checkpoint_every=1, checkpoint_keep=1)
+    made.role("c0", CellRole.TRAINING)
+    made.move_core()
+    yield made
+    made.close()
+
+
+def train_until(bench: Bench, version: int) -> None:
+    bench.weights_hash = bench.core_board.ledger.published.weights_hash if bench.core_board.ledger.published else ""
+    bench.open_step()
+    bench.until(lambda: bench.committed == version, bench.move_core)
+
+
+def test_an_older_checkpoint_goes_once_the_newer_one_is_on_the_ledger(keeping_one: Bench) -> None:
+    for version in (1, 2, 3):
+        train_until(keeping_one, version)
+        keeping_one.until(lambda version=version: version in keeping_one.core_board.published, keeping_one.move_core)  # type: ignore[misc]
+        assert checkpoint.steps(keeping_one.url) == [version]
+
+
+def test_a_core_that_was_deposed_removes_no_checkpoint(keeping_one: Bench) -> None:
+    """The next core comes between the commit of version 2 and its checkpoint: to a recovery version 1 is the newest one."""
+    train_until(keeping_one, 1)
+    keeping_one.until(lambda: 1 in keeping_one.core_board.published, keeping_one.move_core)
+    stored = keeping_one.core._publisher.checkpoint
+
+    def elected_meanwhile(*given: object) -> None:
+        keeping_one.log.append_all([CoreElected(core_epoch=2, holder="another", cell="c0")])
+        stored(*given)  # type: ignore[arg-type]
+
+    keeping_one.core._publisher.checkpoint = elected_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(Deposed):
+        train_until(keeping_one, 2)
+        keeping_one.until(lambda: 2 in keeping_one.core_board.published, keeping_one.move_core)
+    assert checkpoint.steps(keeping_one.url) == [1, 2]
+
+
+def test_a_checkpoint_that_does_not_read_back_keeps_the_older_one(keeping_one: Bench, tmp_path: Path) -> None:
+    train_until(keeping_one, 1)
+    keeping_one.until(lambda: 1 in keeping_one.core_board.published, keeping_one.move_core)
+    keeping_one.weights_hash = keeping_one.core_board.published[1].weights_hash
+    keeping_one.open_step()
+    keeping_one.until(lambda: checkpoint.steps(keeping_one.url) == [1, 2], keeping_one.move_core)
+    (tmp_path / "step-00000002" / "model.safetensors").write_bytes(b"\0\0\0\0")
+    keeping_one.until(lambda: 2 in keeping_one.core_board.published, keeping_one.move_core)
+    assert checkpoint.steps(keeping_one.url) == [1, 2]
