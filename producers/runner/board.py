@@ -121,6 +121,11 @@ class Board:
         """The places of an evaluation."""
         return self._by_evaluation.get(name, [])
 
+    def evaluation_of(self, execution: str) -> str | None:
+        """The evaluation that an execution belongs to; None: it is training's, or unknown."""
+        group = self.groups.get(execution.rsplit(".", 2)[0])
+        return group.evaluation if group else None
+
     def evaluations(self) -> list[str]:
         """Names of all evaluations that were begun."""
         return list(self._by_evaluation)

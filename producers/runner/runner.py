@@ -24,6 +24,7 @@ from producers.runner.dispatch import Evaluation, GroupShape, evaluation_tasks, 
 from producers.runner.endings import RESTART, tried_again
 from producers.runner.execution import Execution, Outside
 from producers.runner.report import report
+from producers.runner.scores import PendingScores
 
 logger = logging.getLogger("gyre.runner")
 
@@ -36,11 +37,11 @@ class Runner:
 
     def __init__(self, log: Log, catalog: Catalog, outside: Outside) -> None:
         self._log, self._catalog, self._outside, self._settings = log, catalog, outside, outside.settings
-        self._board, self._scores = Board(), dict[str, Scored | EvaluationFailed]()
+        self._board = Board()
+        self._scores = PendingScores(self._settings.scorer, self._settings.scorer_version, self._board.evaluation_of)
         self._order = DrawOrder(catalog, "train", self._settings.seed) if self._settings.plan.steps else None
         self._rates: dict[tuple[str, str], float] = {}
         self._committed, self._published, self._earlier = 0, 0, -1
-        self._reported: set[str] = set()
         self._opened: set[str] = set()
         self._evaluations: list[Evaluation] = []
         self._running: dict[str, tuple[asyncio.Task[None], asyncio.Event]] = {}
@@ -93,7 +94,7 @@ class Runner:
             await self._append(lost)
         await self._dispatch(list(self._board.missing()))
         for name in self._board.evaluations():
-            if name not in self._reported:
+            if name not in self._scores.reported:
                 self._evaluations.append(self._begun(name))
 
     def _begun(self, name: str) -> Evaluation:
@@ -117,21 +118,15 @@ class Runner:
                 case StepCommitted() as event:
                     self._committed = max(self._committed, event.step)
                 case EvaluationReported() as event:
-                    self._reported.add(event.evaluation)
+                    self._scores.close(event.evaluation)
                 case GroupAdmitted() as event:
                     self._note_rate(event)
                 case Scored() | EvaluationFailed() as event:
-                    self._note_score(event)
+                    self._scores.note(event)
 
     def _note_rate(self, event: GroupAdmitted) -> None:
         if (group := self._board.groups.get(event.group)) is not None:
             self._rates[group.source, group.query] = event.mean
-
-    def _note_score(self, event: Scored | EvaluationFailed) -> None:
-        """Of the pinned scorer, the first that is final."""
-        pinned = (event.scorer, event.scorer_version) == (self._settings.scorer, self._settings.scorer_version)
-        if pinned and (isinstance(event, Scored) or event.final):
-            self._scores.setdefault(event.execution, event)
 
     async def _append(self, event: Event) -> None:
         await asyncio.wrap_future(self._log.append(event))
@@ -194,7 +189,7 @@ class Runner:
 
     async def open_evaluation(self, evaluation: Evaluation) -> None:
         """Dispatch it, unless the log has it already."""
-        if evaluation.name in self._reported | self._opened:
+        if evaluation.name in self._scores.reported | self._opened:
             return
         if not evaluation.tasks:
             raise DataError(f"split {evaluation.split!r} has no tasks to evaluate on: add a [[data]] source of that split")
@@ -205,19 +200,18 @@ class Runner:
 
     async def _report(self, evaluation: Evaluation) -> None:
         """Log the figures once every execution has a score or has left."""
-        places = self._board.of_evaluation(evaluation.name)
-        if any(p.state is not State.SETTLED or (p.finished and p.latest.execution not in self._scores) for p in places):
+        places, scores = self._board.of_evaluation(evaluation.name), self._scores.of(evaluation.name)
+        if any(p.state is not State.SETTLED or (p.finished and p.latest.execution not in scores) for p in places):
             return
         rewards: dict[str, list[float]] = {}
         for place in places:
-            score = self._scores.get(place.latest.execution) if place.finished else None
-            rewards.setdefault(f"{place.latest.source}/{place.latest.query}", [])
-            if isinstance(score, Scored) and not score.placeholder:
-                rewards[f"{place.latest.source}/{place.latest.query}"].append(score.reward)
+            of_task = rewards.setdefault(f"{place.latest.source}/{place.latest.query}", [])
+            reward = scores[place.latest.execution] if place.finished else None
+            of_task.extend([] if reward is None else [reward])
         failed = len(places) - sum(map(len, rewards.values()))
         bounds = self._settings.reward_bounds
         await self._append(report(evaluation.name, evaluation.split, evaluation.version, rewards, failed, bounds))
-        self._reported.add(evaluation.name)
+        self._scores.close(evaluation.name)
         self._evaluations.remove(evaluation)
 
     # Running executions
