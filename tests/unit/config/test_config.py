@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gyre_engine.config import Config, ConfigError, config_from_json, config_hash, load_config, to_json, with_overrides
+from gyre_engine.config.problems import Source, key_lines
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -29,14 +30,14 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[batch]\ngroups = "many"\n', r"line 2: batch.groups must be int, got 'many' \(str\)"),
+        ('[batch]\ngroups = "many"\n', r"line 2: batch.groups must be int \(a whole number\), got 'many' \(str\)"),
         ("[batch]\ngroups = 0\n", "batch.groups must be at least 1, got 0"),
         ("[batch]\ngroups = true\n", "batch.groups must be int"),
         ('[cells]\nengine = "vllm"\n', "cells.engine must be one of native, sglang; got 'vllm'"),
         ("[batch]\ngroup_size = 1\n", "no group could train"),
         ('[harness]\nname = "command"\n', "harness.command is empty"),
         ('[[data]]\npath = "x"\nsplit = "dev"\n', "data.split must be train, val or test; got 'dev'"),
-        ("[run\n", "config error in"),
+        ("[run\n", "config error: .*exp.toml, line 1, column 5: not valid TOML: Expected"),
         ("[optimizer]\nlr = -1.0\n", "optimizer.lr must be above 0 and at most 10, got -1.0"),
         ("[optimizer]\nlr = nan\n", "optimizer.lr must be above 0"),
         ("[sampling]\ntop_p = 7.0\n", "sampling.top_p must be above 0 and at most 1, got 7.0"),
@@ -44,6 +45,13 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ('[loss]\nname = "xx"\n', "loss.name must be one of ppo, grpo, reinforce, gspo; got 'xx'"),
         ("[run]\ncheckpoint_keep = -1\n", "run.checkpoint_keep must be at least 0"),
         ('[eval]\nafter = "nope"\n', "eval.after must be one of"),
+        ('[run]\nname = "a.b"\n', "line 2: run.name must be a word of letters, digits, - and _"),
+        ("[proxy]\nport = 70000\n", "line 2: proxy.port must be at least 0 and at most 65535, got 70000"),
+        ("[run]\nsteps = 0\n", "exp.toml, line 2: run.steps must be at least 1, got 0"),
+        ("[data]\npath = 'x'\n", r"line 1: data must be a list of tables: write \[\[data\]\], got"),
+        ("[[data]]\nweight = 0\n", "line 2: data.weight must be above 0, got 0.0"),
+        ("batch = 3\n", r"line 1: batch must be a section, \[batch\], got 3"),
+        ("[selection]\nroles = ['main', 3]\n", r"line 2: selection.roles must be str \(a text in quotes\), got 3"),
         ("[model]\ncontext = 10\n", "leaves no room for a prompt in model.context"),
     ],
 )
@@ -63,7 +71,9 @@ def test_overrides_are_typed_and_checked(tmp_path: Path) -> None:
     assert (config.run.steps, config.model.name, config.selection.roles) == (7, "tiny", ("main",))
     with pytest.raises(ConfigError, match="write section.key=value"):
         load_config(path, ["steps=7"])
-    with pytest.raises(ConfigError, match="config error in --set run.steps: run.steps must be int, got 'abc'"):
+    with pytest.raises(
+        ConfigError, match=r"config error in --set run.steps: run.steps must be int \(a whole number\), got 'abc'"
+    ):
         load_config(path, ["run.steps=abc"])
     with pytest.raises(ConfigError, match="Did you mean"):
         with_overrides(config, ["run.step=7"])
@@ -81,3 +91,110 @@ def test_json_round_trip_keeps_all_but_secrets() -> None:
     assert "pw" not in text
     assert config_from_json(text).kafka.librdkafka["security.protocol"] == "SSL"
     assert config_hash(Config()) == config_hash(config_from_json(to_json(Config())))
+
+
+EVERYTHING = """\
+[run]
+stepz = 3                  # 2: no such key
+
+[batch]
+groups = 0                 # 5: out of range
+group_size = "eight"       # 6: wrong type
+
+[sampling]
+max_tokens = 9000          # 9: no room in model.context
+
+[[data]]
+path = "a"
+
+[[data]]
+path = "b"
+split = "vall"             # 16: no such split
+
+[loss]
+name = "pppo"              # 19: no such loss
+"""
+
+
+def test_all_that_is_wrong_is_told_at_once_a_line_each_with_its_place(tmp_path: Path) -> None:
+    path = write(tmp_path, EVERYTHING)
+    with pytest.raises(ConfigError) as error:
+        load_config(path, ["optimizer.lr=-1.0"])
+    lines = str(error.value).splitlines()
+    assert {line.partition(": ")[0] for line in lines} == {
+        "config error in --set optimizer.lr", *(f"config error in {path}, line {n}" for n in (2, 5, 6, 9, 16, 19))
+    }  # fmt: skip
+    assert len(lines) == 7
+    assert "line 19: loss.name must be one of ppo, grpo, reinforce, gspo; got 'pppo'. Did you mean \"ppo\"?" in str(error.value)
+
+
+def test_a_default_in_the_place_of_a_wrong_value_is_not_blamed(tmp_path: Path) -> None:
+    """128 tokens of context are fewer than the default of max_tokens (1024), which stands in for the misspelt key."""
+    with pytest.raises(ConfigError) as error:
+        load_config(write(tmp_path, "[model]\ncontext = 128\n[sampling]\nmax_token = 64\n"))
+    assert len(error.value.problems) == 1
+    assert 'Did you mean "max_tokens"' in str(error.value)
+
+
+def test_values_that_do_not_fit_are_placed_where_one_of_them_is_written(tmp_path: Path) -> None:
+    path = write(tmp_path, "[group]\n\nmin = 9\n")
+    with pytest.raises(ConfigError, match=r"line 3: batch.group_size \(8\) is below group.min \(9\)"):
+        load_config(path)
+
+
+LINES = '''\
+run.name = "dotted"        # 1
+clickhouse = {url = "[x]"} # 2
+[harness]                  # 3
+system = """
+[batch]
+max_turns = 7
+"""                        # 4 to 7
+tools = [
+  "write",
+]                          # 8 to 10
+"max_turns" = 9            # 11
+[[data]]                   # 12
+path = "a"
+[kafka.librdkafka]         # 14
+"ssl.ca" = "x"
+[[data]]                   # 16
+# split = "no"
+split = 'test'             # 18
+'''
+
+
+def test_lines_are_those_of_the_keys_whatever_else_looks_like_one() -> None:
+    found = key_lines(LINES)
+    assert found[("run", "name")] == 1
+    assert found[("clickhouse",)] == 2
+    assert (found[("harness", "system")], found[("harness", "tools")], found[("harness", "max_turns")]) == (4, 8, 11)
+    assert (found[("data", 0)], found[("data", 0, "path")]) == (12, 13)
+    assert found[("kafka", "librdkafka", "ssl.ca")] == 15
+    assert (found[("data", 1)], found[("data", 1, "split")]) == (16, 18)
+    assert ("batch",) not in found
+
+
+def test_a_value_in_an_inline_table_has_the_line_of_its_table() -> None:
+    assert Source(Path("e.toml"), LINES).where([("clickhouse", "flush_ms")]) == "e.toml, line 2"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run.steps.more=1", "run.steps is no section whose keys can be set"),
+        ("data.path=x", "data is no section whose keys can be set"),
+        ("run.=1", "write section.key=value"),
+        ("run=1", "write section.key=value"),
+    ],
+)
+def test_an_override_that_names_no_key_is_refused(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, "[run]\nsteps = 3\n[[data]]\npath = 'x'\n"), [override])
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="model.safetensors is no text in UTF-8"):
+        load_config(path)

@@ -1,0 +1,128 @@
+"""Which values of a config can work: ranges, names to choose from, and values that must fit each other."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gyre_engine.config.problems import Keys, Problem, keys_of
+from gyre_engine.config.schema import Config
+
+SPLITS = ("train", "val", "test")
+NO_LIMIT = math.inf
+
+_AT_LEAST_ONE = (
+    "run.steps", "cells.count", "cells.capacity", "cells.threads", "cells.kv_tokens", "kafka.partitions", "batch.groups",
+    "batch.group_size", "batch.mu", "batch.micro_step_tokens", "runner.max_concurrent", "runner.attempts", "runner.memory_mb",
+    "runner.processes", "runner.output_mb", "selection.j_max", "scoring.attempts", "scoring.concurrent", "eval.samples",
+    "harness.max_turns", "model.context", "sampling.max_tokens", "clickhouse.flush_ms",
+)  # fmt: skip
+_AT_LEAST_ZERO = (
+    "run.checkpoint_every", "run.checkpoint_keep", "batch.phi", "sampling.top_k", "kafka.replication", "runner.harness_timeout_s",
+    "eval.every", "eval.tasks", "optimizer.warmup_steps",
+)  # fmt: skip
+_ONE_OF = {
+    "cells.engine": ("native", "sglang"),
+    "runner.sandbox": ("bubblewrap", "none"),
+    "harness.name": ("mini", "mini-swe-agent", "command"),
+    "scheduling.policy": ("elastic",),
+    "eval.split": SPLITS,
+    "eval.before": ("", *SPLITS),
+    "eval.after": ("", *SPLITS),
+    "loss.name": ("ppo", "grpo", "reinforce", "gspo"),
+    "loss.aggregate": ("two-level", "token", "sequence"),
+}
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    # name: (least, most, whether the least itself is allowed)
+    "optimizer.lr": (0.0, 10.0, False), "optimizer.beta1": (0.0, 0.999999, True), "optimizer.beta2": (0.0, 0.999999, True),
+    "optimizer.eps": (0.0, 1.0, False), "optimizer.weight_decay": (0.0, 10.0, True), "optimizer.clip_norm": (0.0, 1e9, True),
+    "loss.clip_low": (0.0, 0.999999, False), "loss.clip_high": (0.0, 100.0, False), "loss.importance_cap": (1.0, 1e6, True),
+    "sampling.temperature": (0.0, 100.0, False), "sampling.top_p": (0.0, 1.0, False), "group.reward_range": (0.0, 1e9, False),
+    "group.deviation_floor": (0.0, 1.0, False), "cells.lease_s": (1.0, 1e6, True), "runner.overall_timeout_s": (0.0, 1e9, False),
+    "scheduling.slack": (0.0, 1.0, True), "proxy.port": (0, 65535, True), "proxy.wait_limit_s": (0.0, 1e9, False),
+    "kafka.delivery_timeout_s": (0.0, 1e6, False),
+    **dict.fromkeys(_AT_LEAST_ONE, (1, NO_LIMIT, True)),
+    **dict.fromkeys(_AT_LEAST_ZERO, (0, NO_LIMIT, True)),
+}  # fmt: skip
+_WORDS = ("run.name", "kafka.prefix")
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,80}")
+
+
+def problems(config: Config) -> list[Problem]:
+    """Everything in `config` that cannot work."""
+    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_ranges, _names, _data, _relations)
+    return [problem for check in checks for problem in check(config)]
+
+
+def _ranges(config: Config) -> Iterator[Problem]:
+    for name, limits in _RANGES.items():
+        value = _get(config, name)
+        if not _within(value, *limits):
+            yield Problem(f"{name} must be {_in_words(*limits)}, got {value}", (keys_of(name),))
+
+
+def _within(value: float, least: float, most: float, inclusive: bool) -> bool:
+    return least <= value <= most and (inclusive or value > least)
+
+
+def _in_words(least: float, most: float, inclusive: bool) -> str:
+    floor = f"{'at least' if inclusive else 'above'} {least:g}"
+    return floor if most == NO_LIMIT else f"{floor} and at most {most:g}"
+
+
+def _names(config: Config) -> Iterator[Problem]:
+    for name, allowed in _ONE_OF.items():
+        if (value := _get(config, name)) not in allowed:
+            yield Problem(f"{name} must be one of {_listed(allowed)}; got {value!r}{nearest(value, allowed)}", (keys_of(name),))
+    for name in _WORDS:
+        if not _WORD.fullmatch(value := _get(config, name)):
+            yield Problem(f"{name} must be a word of letters, digits, - and _ (at most 80), got {value!r}", (keys_of(name),))
+
+
+def _listed(allowed: tuple[str, ...]) -> str:
+    return ", ".join(name or '""' for name in allowed)
+
+
+def nearest(word: str, allowed: tuple[str, ...]) -> str:
+    """`. Did you mean "..."?`, or nothing."""
+    near = difflib.get_close_matches(word, [name for name in allowed if name], n=1, cutoff=0.5)
+    return f'. Did you mean "{near[0]}"?' if near else ""
+
+
+def _data(config: Config) -> Iterator[Problem]:
+    for index, source in enumerate(config.data):
+        if source.split not in SPLITS:
+            text = f"data.split must be train, val or test; got {source.split!r} for {source.path}{nearest(source.split, SPLITS)}"
+            yield Problem(text, (("data", index, "split"),))
+        if not source.weight > 0:
+            yield Problem(f"data.weight must be above 0, got {source.weight}", (("data", index, "weight"),))
+
+
+def _relations(config: Config) -> Iterator[Problem]:
+    if config.batch.group_size < config.group.min:
+        yield Problem(
+            f"batch.group_size ({config.batch.group_size}) is below group.min ({config.group.min}): no group could train",
+            (("batch", "group_size"), ("group", "min")),
+        )
+    if config.sampling.max_tokens >= config.model.context:
+        yield Problem(
+            f"sampling.max_tokens ({config.sampling.max_tokens}) leaves no room for a prompt in model.context "
+            f"({config.model.context}): lower the one or raise the other",
+            (("sampling", "max_tokens"), ("model", "context")),
+        )
+    if config.harness.name == "command" and not config.harness.command:
+        text = 'harness.name is "command" but harness.command is empty: give the command line to run'
+        yield Problem(text, (("harness", "command"), ("harness", "name")))
+
+
+def _get(config: Config, name: str) -> Any:
+    section, key = name.split(".")
+    return getattr(getattr(config, section), key)
+
+
+def blames(problem: Problem, suspects: set[Keys]) -> bool:
+    """Whether a value of `problem` is known to be wrong already (its default stands in), so that this one says nothing new."""
+    return any(keys[: len(suspect)] == suspect for keys in problem.at for suspect in suspects)
