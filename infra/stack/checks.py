@@ -4,42 +4,120 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from consumers.scoring.loading import load_scorer
-from gyre_engine.config import Config, ConfigError
-from gyre_engine.sandbox import sandbox_available
-from gyre_engine.tasks import load_catalog
+from consumers.scoring.loading import ScorerError, load_scorer
+from gyre_engine.config import Config, ConfigError, DataSourceConfig, Problem
+from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
+from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task
+from infra.sglang.launch import PYTHON as SGLANG
 from infra.stack import wiring
+
+TASKS_TOLD = 5
+"""Broken tasks of one source that are told one by one; the rest is counted."""
 
 
 def check_before_start(config: Config) -> None:
-    """Raises ConfigError (or the part's own error) naming the thing and the remedy."""
-    _check_model(Path(config.model.path) if config.model.path else None)
-    if not config.data:
-        raise ConfigError('config error: no [[data]] source: give at least one folder of Harbor tasks with split = "train"')
-    if not any(d.split == "train" for d in config.data):
-        raise ConfigError('config error: no [[data]] source has split = "train"')
-    load_catalog(wiring.sources(config))
-    if config.scoring.scorer != "verifier":
-        load_scorer(config.scoring.scorer)
-    if config.runner.sandbox == "bubblewrap":
-        sandbox_available()
+    """Raises one ConfigError with everything that would keep the run from starting: each the thing and the remedy."""
+    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_model, _splits, _tasks, _engine, _scorer, _sandbox)
+    if wrong := [problem for check in checks for problem in check(config)]:
+        raise ConfigError(*wrong)
 
 
-def _check_model(model: Path | None) -> None:
-    if model is None:
-        raise ConfigError(
-            "config error: model.path is empty: name a folder with config.json, model.safetensors and tokenizer.json"
-        )
-    if not model.is_dir():
-        raise ConfigError(f"config error: model.path: {model} is no folder (relative paths are taken from the config's folder)")
-    for name in ("config.json", "tokenizer.json"):
-        if not os.access(model / name, os.R_OK):
-            raise ConfigError(f"config error: model.path: {model / name} cannot be read")
+def _model(config: Config) -> Iterator[Problem]:
+    at = (("model", "path"),)
+    model = Path(config.model.path)
+    if not config.model.path:
+        yield Problem("model.path is empty: name a folder with config.json, model.safetensors and tokenizer.json", at)
+    elif not model.is_dir():
+        yield Problem(f"model.path: {model} is no folder (relative paths are taken from the config's folder)", at)
+    else:
+        yield from (Problem(f"model.path: {text}", at) for text in _broken_files(model))
+
+
+def _broken_files(model: Path) -> Iterator[str]:
+    if not os.access(model / "tokenizer.json", os.R_OK):
+        yield f"{model / 'tokenizer.json'} cannot be read"
     if not list(model.glob("*.safetensors")):
-        raise ConfigError(f"config error: model.path: {model} holds no *.safetensors file")
+        yield f"{model} holds no *.safetensors file"
     try:
         json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except OSError:
+        yield f"{model / 'config.json'} cannot be read"
     except ValueError as error:
-        raise ConfigError(f"config error: {model / 'config.json'} is not JSON: {error}") from error
+        yield f"{model / 'config.json'} is not JSON: {error}"
+
+
+def _splits(config: Config) -> Iterator[Problem]:
+    """Every split that is trained or evaluated on needs a source."""
+    there = {source.split for source in config.data}
+    if not config.data:
+        yield Problem('no [[data]] source: give at least one folder of Harbor tasks with split = "train"')
+        return
+    if "train" not in there:
+        yield Problem('no [[data]] source has split = "train"', (("data", 0, "split"), ("data", 0)))
+    plan = config.eval
+    for key, split in (("before", plan.before), ("after", plan.after), ("split", plan.split if plan.every else "")):
+        if split and split not in there:
+            yield Problem(f'eval.{key} is "{split}", but no [[data]] source has split = "{split}": add one', (("eval", key),))
+
+
+def _tasks(config: Config) -> Iterator[Problem]:
+    """All tasks are read once; only where that fails they are read again one by one, to tell of each."""
+    try:
+        load_catalog(wiring.sources(config))
+    except (DataError, TaskError) as error:
+        each = [problem for index, source in enumerate(config.data) for problem in _source(index, source)]
+        yield from each or [Problem(str(error), (("data", 0),))]
+
+
+def _source(index: int, source: DataSourceConfig) -> Iterator[Problem]:
+    folder, at = Path(source.path), (("data", index, "path"), ("data", index))
+    if not source.path:
+        yield Problem("data.path is empty: name a folder of Harbor task directories", at)
+    elif not folder.is_dir():
+        yield Problem(f"data.path: {folder} is no folder (relative paths are taken from the config's folder)", at)
+    else:
+        yield from (Problem(text, at) for text in _broken_tasks(folder))
+
+
+def _broken_tasks(folder: Path) -> Iterator[str]:
+    found = sorted(path for path in folder.iterdir() if any((path / name).exists() for name in ("task.toml", "instruction.md")))
+    if not found:
+        yield f"data.path: {folder} has no task folders (task.toml, instruction.md, tests/test.sh)"
+    wrong = [error for error in map(_task_error, found) if error]
+    yield from wrong[:TASKS_TOLD]
+    if len(wrong) > TASKS_TOLD:
+        yield f"data.path: {len(wrong) - TASKS_TOLD} more tasks in {folder} cannot be used: `gyre doctor --tasks {folder}`"
+
+
+def _task_error(folder: Path) -> str:
+    try:
+        read_task(folder)
+    except TaskError as error:
+        return str(error)
+    return ""
+
+
+def _engine(config: Config) -> Iterator[Problem]:
+    if config.cells.engine == "sglang" and not SGLANG.exists():
+        yield Problem('cells.engine is "sglang", which is not installed: `make install-sglang`', (("cells", "engine"),))
+
+
+def _scorer(config: Config) -> Iterator[Problem]:
+    if config.scoring.scorer == "verifier":
+        return
+    try:
+        load_scorer(config.scoring.scorer)
+    except ScorerError as error:
+        yield Problem(f"scoring.scorer: {error}", (("scoring", "scorer"),))
+
+
+def _sandbox(config: Config) -> Iterator[Problem]:
+    if config.runner.sandbox != "bubblewrap":
+        return
+    try:
+        sandbox_available()
+    except SandboxUnavailable as error:
+        yield Problem(f"runner.sandbox: {error}", (("runner", "sandbox"),))

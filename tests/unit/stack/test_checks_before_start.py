@@ -1,0 +1,111 @@
+"""Everything that would keep a run from starting is told before it starts, and at once."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gyre_engine.config import ConfigError, load_config, read_source
+from infra.stack import checks
+from infra.stack.checks import TASKS_TOLD, check_before_start
+
+
+def task(folder: Path, name: str) -> None:
+    (folder / name / "tests").mkdir(parents=True)
+    (folder / name / "task.toml").write_text('version = "1.0"\n')
+    (folder / name / "instruction.md").write_text(f"Do {name}.\n")
+    (folder / name / "tests" / "test.sh").write_text("exit 0\n")
+
+
+def model(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    """One that can be run."""
+    model(tmp_path / "model")
+    task(tmp_path / "tasks", "one")
+    path = tmp_path / "exp.toml"
+    path.write_text('[model]\npath = "model"\n[runner]\nsandbox = "none"\n[[data]]\npath = "tasks"\n')
+    return path
+
+
+def problems(path: Path) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        check_before_start(load_config(path))
+    return str(error.value.found_in(read_source(path))).splitlines()
+
+
+def test_what_is_whole_passes(experiment: Path) -> None:
+    check_before_start(load_config(experiment))
+
+
+def test_missing_folders_splits_and_scorers_are_told_together_each_with_its_line(experiment: Path, tmp_path: Path) -> None:
+    experiment.write_text(
+        '[model]\npath = "nowhere"\n[runner]\nsandbox = "none"\n[scoring]\nscorer = "none"\n[eval]\nafter = "test"\n'
+        '[[data]]\npath = "tasks"\n[[data]]\npath = "gone"\nname = "b"\n'
+    )
+    assert problems(experiment) == [
+        f"config error in {experiment}, line 2: model.path: {tmp_path}/nowhere is no folder "
+        "(relative paths are taken from the config's folder)",
+        f'config error in {experiment}, line 8: eval.after is "test", but no [[data]] source has split = "test": add one',
+        f"config error in {experiment}, line 12: data.path: {tmp_path}/gone is no folder "
+        "(relative paths are taken from the config's folder)",
+        f"config error in {experiment}, line 6: scoring.scorer: 'none' does not name a scorer: write MODULE:CLASS, "
+        "e.g. my_scorer:MyScorer",
+    ]
+
+
+def test_every_file_that_a_model_lacks_is_named(experiment: Path, tmp_path: Path) -> None:
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    (tmp_path / "model" / "model.safetensors").unlink()
+    (tmp_path / "model" / "config.json").write_text("{")
+    said = problems(experiment)
+    assert len(said) == 3
+    assert all(line.startswith(f"config error in {experiment}, line 2: model.path: ") for line in said)
+    assert [word for word in ("tokenizer.json", "*.safetensors", "config.json") if any(word in line for line in said)] == [
+        "tokenizer.json", "*.safetensors", "config.json"
+    ]  # fmt: skip
+
+
+def test_every_broken_task_is_told_up_to_a_number(experiment: Path, tmp_path: Path) -> None:
+    for number in range(TASKS_TOLD + 2):
+        task(tmp_path / "tasks", f"bad{number}")
+        (tmp_path / "tasks" / f"bad{number}" / "task.toml").write_text("[[[")
+    said = problems(experiment)
+    assert len(said) == TASKS_TOLD + 1
+    assert all(f"bad{number}" in said[number] for number in range(TASKS_TOLD))
+    assert "2 more tasks" in said[-1]
+
+
+def test_what_only_all_sources_together_show_is_told_too(experiment: Path, tmp_path: Path) -> None:
+    experiment.write_text(experiment.read_text() + '[[data]]\npath = "tasks"\nsplit = "test"\n')
+    [line] = problems(experiment)
+    assert "is the same task as" in line
+
+
+def test_a_config_without_model_and_data_says_both(tmp_path: Path) -> None:
+    path = tmp_path / "exp.toml"
+    path.write_text('[runner]\nsandbox = "none"\n')
+    said = problems(path)
+    assert [line.partition(": ")[2].partition(":")[0] for line in said] == ["model.path is empty", "no [[data]] source"]
+
+
+def test_tasks_are_read_once_where_nothing_is_wrong(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_again(_folder: Path) -> None:
+        raise AssertionError("read a second time")
+
+    monkeypatch.setattr(checks, "read_task", read_again)
+    check_before_start(load_config(experiment))
+
+
+def test_an_engine_that_is_not_installed_is_told(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "SGLANG", tmp_path / "none")
+    experiment.write_text(experiment.read_text() + '[cells]\nengine = "sglang"\n')
+    [line] = problems(experiment)
+    assert "line 8: cells.engine" in line
+    assert "make install-sglang" in line
