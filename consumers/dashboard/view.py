@@ -41,7 +41,6 @@ class RunView:
     agent_errors: int = 0
     gap_max: float = 0.0
     waiting: Waiting | None = None
-    _switching: set[str] = field(default_factory=set)
 
     def see(self, event: Event) -> None:
         """Take one event into account."""

@@ -112,16 +112,6 @@ class SwitchRole(Event):
     sampling_capacity: int
 
 
-@event("run-over", topic="commands", key="run")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOver(Event):
-    """Nothing more will be commanded in this run."""
-
-    epoch: int
-    number: int
-    reason: str
-
-
 @event("water-level-changed", topic="water-level", key="run")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaterLevelChanged(Event):

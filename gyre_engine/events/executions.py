@@ -27,7 +27,6 @@ class DiscardReason(StrEnum):
     ENVIRONMENT = "environment"
     LOST = "lost"
     CRASHED_WITHOUT_WORK = "crashed-without-work"
-    QUARANTINED = "quarantined"
 
 
 @event("dispatched", topic="executions", key="execution")

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from gyre_engine.events.codec import pack, unpack
@@ -46,18 +45,6 @@ class Region:
         if not array.flags.c_contiguous:
             raise ValueError("only a contiguous array can be registered; pass np.ascontiguousarray(array)")
         return cls(array.ctypes.data, array.nbytes, array)
-
-    @classmethod
-    def of_bytes(cls, data: bytes | bytearray) -> Region:
-        """A read-only region for bytes (never read into it), a writable one for a bytearray."""
-        return cls.of_array(np.frombuffer(data, dtype=np.uint8))
-
-    @classmethod
-    def of_tensor(cls, tensor: Any) -> Region:
-        """The memory of a contiguous CPU tensor; torch itself is not needed here. Raises ValueError for any other."""
-        if tensor.device.type != "cpu" or not tensor.is_contiguous():
-            raise ValueError("only a contiguous CPU tensor can be registered; pass tensor.cpu().contiguous()")
-        return cls(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
 
     def view(self) -> memoryview:
         """The live memory as writable bytes."""

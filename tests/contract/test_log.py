@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gyre_engine.events import Recorded
-from gyre_engine.events.cells import RunOver
+from gyre_engine.events.cells import SchedulerElected
 from gyre_engine.events.executions import Scored, Started
 from gyre_engine.events.training import DeadLetter
 from gyre_engine.log.memory import MemoryLog, MemoryStore
@@ -123,9 +123,9 @@ def names_of(count: int) -> list[str]:
 
 
 def test_reading_takes_a_start_and_an_end(log: Log) -> None:
-    log.append_all([RunOver(epoch=1, number=n, reason="") for n in range(10)])
+    log.append_all([SchedulerElected(epoch=n, holder="s") for n in range(10)])
     read = log.read("commands", start={("commands", 0): 3}, end={("commands", 0): 7})
-    assert [r.event.number for r in read] == [3, 4, 5, 6]  # type: ignore[attr-defined]
+    assert [r.event.epoch for r in read] == [3, 4, 5, 6]  # type: ignore[attr-defined]
 
 
 def test_an_empty_topic_reads_as_nothing_and_ends_at_zero(log: Log) -> None:
@@ -136,10 +136,10 @@ def test_an_empty_topic_reads_as_nothing_and_ends_at_zero(log: Log) -> None:
 def test_another_handle_follows_what_this_one_appends(open_log: Callable[[], Log]) -> None:
     writer, reader = open_log(), open_log()
     follower = reader.follow(["executions", "commands"])
-    writer.append_all([*started(3), RunOver(epoch=1, number=0, reason="done")])
+    writer.append_all([*started(3), SchedulerElected(epoch=0, holder="s")])
     follower.mark_end()
     got = drain(follower)
-    assert sorted(r.event.TYPE for r in got) == ["run-over", "started", "started", "started"]
+    assert sorted(r.event.TYPE for r in got) == ["scheduler-elected", "started", "started", "started"]
     assert follower.lag() == 0
     follower.close()
 
@@ -195,13 +195,13 @@ def test_what_was_not_committed_comes_again(log: Log) -> None:
 
 
 def test_positions_given_to_commit_are_the_ones_stored(log: Log) -> None:
-    log.append_all([RunOver(epoch=1, number=n, reason="") for n in range(5)])
+    log.append_all([SchedulerElected(epoch=n, holder="s") for n in range(5)])
     first = log.follow(["commands"], group="g")
     drain(first)
     first.commit({("commands", 0): 2})
     first.close()
     second = log.follow(["commands"], group="g")
-    assert [r.event.number for r in drain(second)] == [2, 3, 4]  # type: ignore[attr-defined]
+    assert [r.event.epoch for r in drain(second)] == [2, 3, 4]  # type: ignore[attr-defined]
     second.close()
 
 
@@ -247,15 +247,15 @@ def test_a_long_bad_value_is_cut_in_its_dead_letter(log: Log) -> None:
 
 @pytest.mark.parametrize("value", [b'{"v":', None], ids=["bytes", "null"])
 def test_an_unreadable_event_on_the_ledger_stops_its_readers(log: Log, value: bytes | None) -> None:
-    log.append(RunOver(epoch=1, number=0, reason="")).result(10)
+    log.append(SchedulerElected(epoch=0, holder="s")).result(10)
     put_raw(log, "commands", b"k", value)
-    log.append(RunOver(epoch=1, number=1, reason="")).result(10)
+    log.append(SchedulerElected(epoch=1, holder="s")).result(10)
     follower = log.follow(["commands"])
     got: list[Recorded] = []
     with pytest.raises(UnreadableEvent, match="commands, partition 0, offset 1"):
         while True:
             got += follower.poll(1.0)
-    assert [r.event.number for r in got] == [0]  # type: ignore[attr-defined]
+    assert [r.event.epoch for r in got] == [0]  # type: ignore[attr-defined]
     assert follower.positions() == {("commands", 0): 1}
     with pytest.raises(UnreadableEvent):
         list(log.read("commands"))

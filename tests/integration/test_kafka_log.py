@@ -17,7 +17,7 @@ from confluent_kafka.admin import ConfigResource
 
 from gyre_engine.events import Recorded, encode, new_id
 from gyre_engine.events.calls import ModelCall
-from gyre_engine.events.cells import RunOver
+from gyre_engine.events.cells import SchedulerElected
 from gyre_engine.events.executions import Scored, Started, ToolCalled
 from gyre_engine.events.training import RunEnded, RunStarted
 from gyre_engine.log.brokers import Severity, TooFewReplicas, check_brokers, require_safe
@@ -33,14 +33,14 @@ Open = Callable[..., KafkaLog]
 
 
 def transaction(log: KafkaLog, numbers: range, *, commit: bool) -> None:
-    """Put RunOver events on `commands` in one transaction, and commit or abort it."""
+    """Put SchedulerElected events on `commands` in one transaction, and commit or abort it."""
     producer = Producer(
         {"bootstrap.servers": log.settings.bootstrap_servers, "transactional.id": new_id(), "partitioner": "murmur2_random"}
     )
     producer.init_transactions(20)
     producer.begin_transaction()
     for n in numbers:
-        value = encode(Recorded(new_id(), log.run, 0, None, RunOver(epoch=1, number=n, reason="")))
+        value = encode(Recorded(new_id(), log.run, 0, None, SchedulerElected(epoch=n, holder="s")))
         producer.produce(log.places.name("commands"), value, log.run.encode())
     producer.flush(20)
     producer.commit_transaction(20) if commit else producer.abort_transaction(20)
@@ -55,7 +55,7 @@ def ends_at(log: KafkaLog, end: int) -> None:
 
 
 def numbers(records: list[Recorded]) -> list[int]:
-    return [r.event.number for r in records if isinstance(r.event, RunOver)]
+    return [r.event.epoch for r in records if isinstance(r.event, SchedulerElected)]
 
 
 def test_readers_get_past_aborted_transactions(kafka_log: KafkaLog) -> None:
@@ -95,11 +95,11 @@ def test_a_replay_over_a_range_with_holes_ends(open_log: Open, start: int, end: 
 
 
 def test_type_version_and_time_stand_on_the_record(kafka_log: KafkaLog) -> None:
-    kafka_log.append(RunOver(epoch=1, number=0, reason=""), at=1_700_000_000_123_456).result(10)
+    kafka_log.append(SchedulerElected(epoch=0, holder="s"), at=1_700_000_000_123_456).result(10)
     client = Client({"bootstrap.servers": kafka_log.settings.bootstrap_servers, "group.id": "raw"})
     client.assign([TopicPartition(kafka_log.places.name("commands"), 0, 0)])
     (message,) = client.consume(1, 10)
-    assert dict(message.headers() or []) == {"type": b"run-over", "version": b"1"}
+    assert dict(message.headers() or []) == {"type": b"scheduler-elected", "version": b"1"}
     assert message.timestamp()[1] == 1_700_000_000_123  # milliseconds: Kafka reads microseconds as the year 55840
     client.close()
 
@@ -161,20 +161,20 @@ class Collector(Consumer):
         self.results = results
 
     def handle(self, record: Recorded) -> None:
-        assert isinstance(record.event, RunOver)
-        if record.event.number == self.fail_at:
+        assert isinstance(record.event, SchedulerElected)
+        if record.event.epoch == self.fail_at:
             raise ValueError("not today")
-        self.results.append(record.event.number)
+        self.results.append(record.event.epoch)
         if len(self.results) == 9:
             self.stop()
 
 
 def test_an_event_whose_handling_raised_is_handled_after_the_restart(kafka_log: KafkaLog) -> None:
     """C38: 9 events, the handler raises once at the 5th; nothing is committed past it before it succeeded."""
-    kafka_log.append_all([RunOver(epoch=1, number=n, reason="") for n in range(1, 10)])
+    kafka_log.append_all([SchedulerElected(epoch=n, holder="s") for n in range(1, 10)])
     results: list[int] = []
     with pytest.raises(
-        HandlingFailed, match=r"collector could not handle run-over \(commands, partition 0, offset 4, id .*not today"
+        HandlingFailed, match=r"collector could not handle scheduler-elected \(commands, partition 0, offset 4, id .*not today"
     ):
         Collector(kafka_log, 5, results).run()
     assert results == [1, 2, 3, 4]

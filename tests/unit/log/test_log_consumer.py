@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_engine.events import Recorded
-from gyre_engine.events.cells import RunOver
+from gyre_engine.events.cells import SchedulerElected
 from gyre_engine.events.training import DeadLetter
 from gyre_engine.log.consumer import Consumer, ConsumerSettings, HandlingFailed
 from gyre_engine.log.memory import MemoryFollower, MemoryLog
@@ -30,11 +30,11 @@ class Numbers(Consumer):
         self.results, self.bad, self.last = results, bad, last
 
     def handle(self, record: Recorded) -> None:
-        assert isinstance(record.event, RunOver)
-        if record.event.number in self.bad:
-            self.bad.discard(record.event.number)
+        assert isinstance(record.event, SchedulerElected)
+        if record.event.epoch in self.bad:
+            self.bad.discard(record.event.epoch)
             raise ValueError("once")
-        self.results.append(record.event.number)
+        self.results.append(record.event.epoch)
 
     def idle(self) -> None:
         if self.results and self.results[-1] == self.last:
@@ -43,7 +43,7 @@ class Numbers(Consumer):
 
 def filled(count: int) -> MemoryLog:
     log = MemoryLog()
-    log.append_all([RunOver(epoch=1, number=n, reason="") for n in range(count)])
+    log.append_all([SchedulerElected(epoch=n, holder="s") for n in range(count)])
     return log
 
 
@@ -63,14 +63,16 @@ def test_whatever_fails_once_everything_is_handled_in_order_and_once(count: int,
 def test_a_failing_batch_is_named_by_its_first_event_and_comes_again_whole() -> None:
     class Batches(Numbers):
         def handle_batch(self, records: Sequence[Recorded]) -> None:
-            numbers = [r.event.number for r in records if isinstance(r.event, RunOver)]
+            numbers = [r.event.epoch for r in records if isinstance(r.event, SchedulerElected)]
             if 5 in numbers and 5 in self.bad:
                 self.bad.discard(5)
                 raise ValueError("in the middle")
             self.results += numbers
 
     log, results, bad = filled(10), [], {5}
-    with pytest.raises(HandlingFailed, match=r"a batch of 4 from run-over \(commands, partition 0, offset 4.*in the middle"):
+    with pytest.raises(
+        HandlingFailed, match=r"a batch of 4 from scheduler-elected \(commands, partition 0, offset 4.*in the middle"
+    ):
         Batches(log, results, bad, 9).run()
     assert results == [0, 1, 2, 3]
     Batches(log, results, bad, 9).run()
@@ -103,8 +105,8 @@ def test_health_counts_what_was_handled_and_what_is_left() -> None:
 def test_an_event_that_is_bad_in_itself_can_be_buried() -> None:
     class Burying(Numbers):
         def handle(self, record: Recorded) -> None:
-            assert isinstance(record.event, RunOver)
-            if record.event.number == 1:
+            assert isinstance(record.event, SchedulerElected)
+            if record.event.epoch == 1:
                 self.bury(record, "makes no sense")
                 return
             super().handle(record)
@@ -136,7 +138,7 @@ class Forgetful(MemoryLog):
 
 def test_a_log_that_is_away_is_waited_for_within_a_limit() -> None:
     log = Forgetful()
-    log.append_all([RunOver(epoch=1, number=n, reason="") for n in range(3)])
+    log.append_all([SchedulerElected(epoch=n, holder="s") for n in range(3)])
     results: list[int] = []
     Numbers(log, results, set(), 2).run()
     assert results == [0, 1, 2]

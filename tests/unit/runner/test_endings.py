@@ -43,7 +43,6 @@ def test_each_row(
         (DiscardReason.CRASHED_WITHOUT_WORK, 1, 1),
         (DiscardReason.OVERALL_TIMEOUT, 3, 1),
         (DiscardReason.CANCELLED, 3, 1),
-        (DiscardReason.QUARANTINED, 3, 1),
     ],
 )
 def test_how_often_an_execution_is_tried(reason: DiscardReason, attempts: int, tries: int) -> None:
