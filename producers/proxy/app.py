@@ -6,7 +6,6 @@ promises  every error has the shape of the route's dialect; nothing here waits f
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from types import ModuleType
 
 import orjson
 from starlette.applications import Starlette
@@ -16,7 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gyre_engine.keys import execution_of, is_internal
-from producers.proxy.dialects import chat
+from producers.proxy.dialects.port import Dialect
+from producers.proxy.dialects.registry import DIALECTS
 from producers.proxy.exchange import ProxyError, wrong_key
 from producers.proxy.reply import Reply
 from producers.proxy.service import Service
@@ -26,7 +26,8 @@ def application(service: Service, secret: bytes) -> Starlette:
     """The ASGI application over a service."""
     endpoints = _Endpoints(service, secret)
     routes = [
-        Route("/v1/chat/completions", endpoints.dialect(chat), methods=["POST"]),
+        *[Route(dialect.path, endpoints.dialect(dialect), methods=["POST"]) for dialect in DIALECTS],
+        Route("/", endpoints.alive, methods=["GET", "HEAD"]),
         Route("/v1/models", endpoints.models, methods=["GET"]),
         Route("/healthz", endpoints.health, methods=["GET"]),
         Route("/internal/executions/{execution}/close", endpoints.close, methods=["POST"]),
@@ -35,12 +36,17 @@ def application(service: Service, secret: bytes) -> Starlette:
     return Starlette(routes=routes, exception_handlers={ProxyError: _problem, HTTPException: _http})
 
 
+def dialect_of(path: str) -> Dialect:
+    """The dialect whose errors a path's clients understand."""
+    return next((dialect for dialect in DIALECTS if path.startswith(dialect.path)), DIALECTS[0])
+
+
 class _Endpoints:
     def __init__(self, service: Service, secret: bytes) -> None:
         self._service = service
         self._secret = secret
 
-    def dialect(self, dialect: ModuleType) -> Callable[[Request], Awaitable[Response]]:
+    def dialect(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
         """The endpoint that speaks `dialect`."""
 
         async def endpoint(request: Request) -> Response:
@@ -54,10 +60,13 @@ class _Endpoints:
                 return Response(status_code=499)
             ask = dialect.parse(body, self._service.histories.last(execution))
             call = await self._service.open_call(execution, ask)
-            quiet_s = self._service.settings.quiet_s
-            return Reply(call, dialect, ask.model, stream=ask.stream, usage=ask.usage_in_stream, quiet_s=quiet_s)
+            return Reply(call, dialect, ask, quiet_s=self._service.settings.quiet_s)
 
         return endpoint
+
+    async def alive(self, _: Request) -> Response:
+        """Some clients look whether anybody is there before they have a key."""
+        return _json({"service": "gyre"})
 
     async def models(self, request: Request) -> Response:
         """The names that map to something."""
@@ -115,17 +124,15 @@ def _json(data: object, status: int = 200) -> Response:
     return Response(orjson.dumps(data), status_code=status, media_type="application/json")
 
 
-async def _problem(_: Request, problem: Exception) -> Response:
+async def _problem(request: Request, problem: Exception) -> Response:
     if not isinstance(problem, ProxyError):
         raise problem
-    headers = {"retry-after": str(problem.retry_after)} if problem.retry_after is not None else None
-    return Response(chat.error(problem), problem.status, headers, "application/json")
+    whole = dialect_of(request.url.path).error(problem)
+    return Response(whole.body, whole.status, dict(whole.headers), "application/json")
 
 
 async def _http(request: Request, problem: Exception) -> Response:
     if not isinstance(problem, HTTPException):
         raise problem
     text = f"{request.method} {request.url.path}: {problem.detail}"
-    return Response(
-        chat.error(ProxyError(problem.status_code, "not_found", text)), problem.status_code, media_type="application/json"
-    )
+    return await _problem(request, ProxyError(problem.status_code, "not_found", text))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,6 +51,7 @@ class Call:
     outcome:   the recorded answer, or why there is none
     excuse:    why clients should ask again later, while the answer is there and its record is not
     listeners: clients that wait for it now
+    forget:    needs not be found again: a client has had it whole, or there will be no answer
     """
 
     desk: Desk
@@ -67,6 +69,7 @@ class Call:
     listeners: int = 0
     cancel: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    forget: Callable[[], None] = lambda: None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _text: TextStream | None = None
 
@@ -182,7 +185,7 @@ class Call:
     def _settle(self, outcome: Answer | ProxyError) -> None:
         self.outcome = outcome
         if isinstance(outcome, ProxyError):
-            self.execution.drop(self.ask.digest, self)
+            self.forget()
         self._wake()
 
     def _wake(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,58 +9,7 @@ from typing import Any
 
 from gyre_engine.events.calls import Finish
 from gyre_engine.trees.conversation import Message, ToolCall
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class History:
-    """A request's tools and messages, as they came and as they were understood.
-
-    chains: hash chain after each message, with the tools
-    nbytes: size of the body they came in
-    """
-
-    raw_tools: Any
-    raw: Sequence[Any]
-    tools: list[dict[str, Any]]
-    messages: Sequence[Message]
-    chains: Sequence[bytes]
-    nbytes: int
-
-    def shared(self, raw_tools: Any, raw: Sequence[Any]) -> int:
-        """How many of the messages of a new request stand here, the tools being the same."""
-        if raw_tools != self.raw_tools:
-            return 0
-        size = min(len(raw), len(self.raw))
-        return next((at for at in range(size) if raw[at] != self.raw[at]), size)
-
-
-class Histories:
-    """The last history of each execution, so that a long one is neither parsed nor hashed again. Bounded in bytes of bodies."""
-
-    def __init__(self, budget: int = 256 << 20) -> None:
-        self._budget = budget
-        self._used = 0
-        self._kept: OrderedDict[str, History] = OrderedDict()
-
-    def last(self, execution: str) -> History | None:
-        """What the execution's last long request said, if it is still kept."""
-        return self._kept.get(execution)
-
-    def keep(self, execution: str, history: History) -> None:
-        """Keep a history. A side call, much shorter than what is kept, does not displace it."""
-        before = self._kept.get(execution)
-        if before is not None and 4 * history.nbytes < before.nbytes:
-            return
-        self.forget(execution)
-        self._kept[execution] = history
-        self._used += history.nbytes
-        while self._used > self._budget:
-            self.forget(next(iter(self._kept)))
-
-    def forget(self, execution: str) -> None:
-        """The execution is over, or others need the room."""
-        gone = self._kept.pop(execution, None)
-        self._used -= gone.nbytes if gone else 0
+from producers.proxy.histories import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +18,7 @@ class Ask:
 
     max_tokens: what the client allows, None where it says nothing
     notes:      what was ignored or mended
+    memo:       what its dialect needs to word the answer
     """
 
     dialect: str
@@ -79,6 +28,7 @@ class Ask:
     stream: bool
     usage_in_stream: bool = False
     notes: tuple[str, ...] = ()
+    memo: Any = None
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -93,7 +43,7 @@ class Ask:
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The tools, in OpenAI's function form."""
-        return self.history.tools
+        return self.history.head.tools
 
     @property
     def digest(self) -> bytes:

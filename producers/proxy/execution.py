@@ -1,8 +1,7 @@
 """One execution as the proxy knows it, and the prompt of its next call.
 
 Memory of an execution, all of it dropped when it is closed: its paths (4 bytes a unique token, ~400 bytes a call), its
-answers and tool calls (~200 bytes each), the ids of tool calls whose results were not seen yet, its open calls, and at
-most UNDELIVERED answers that no client has taken yet.
+answers and tool calls (~200 bytes each), and the ids of tool calls whose results were not seen yet.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,11 +18,6 @@ from gyre_engine.trees.conversation import Author, Conversation, Message, ToolCa
 from gyre_engine.trees.path import EMPTY, Cut, Paths, Stretch
 from producers.proxy.exchange import Ask
 from producers.proxy.rendering import Rendered, Rendering
-
-if TYPE_CHECKING:
-    from producers.proxy.call import Call
-
-UNDELIVERED = 16
 
 
 @dataclass(slots=True)
@@ -46,8 +39,6 @@ class Execution:
     thinks_at: dict[str, int] = field(default_factory=dict)
     """Where the first thinking stands on a call's path, of calls that have any."""
     unanswered_tools: set[str] = field(default_factory=set)
-    open: dict[bytes, Call] = field(default_factory=dict)
-    """By the digest of the body: calls that run, and answers that no client has taken yet."""
     closing: bool = False
 
     def learn(self, call: ModelCall, wire_ids: Sequence[str]) -> None:
@@ -70,27 +61,6 @@ class Execution:
             self.thinks_at[call.call] = before
         elif len(marks):
             self.thinks_at[call.call] = call.prefix_len + int(marks[0])
-
-    def held_so_far(self) -> int:
-        """Microseconds that its agent was held up, the waits of open calls included."""
-        waiting = [call.sampled.held_so_far for call in self.open.values() if not call.recorded]
-        return self.held_us + sum(waiting)
-
-    def joinable(self, digest: bytes) -> Call | None:
-        """The call that the same body has asked for already and that no client has had whole."""
-        return self.open.get(digest)
-
-    def keep(self, digest: bytes, call: Call) -> None:
-        """Note an open call; of answers that nobody took only the newest stay."""
-        self.open[digest] = call
-        idle = [key for key, other in self.open.items() if other.recorded and not other.listeners]
-        for key in idle[:-UNDELIVERED]:
-            del self.open[key]
-
-    def drop(self, digest: bytes, call: Call) -> None:
-        """The call needs not be found again."""
-        if self.open.get(digest) is call:
-            del self.open[digest]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from types import ModuleType
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from producers.proxy.call import Call
-from producers.proxy.exchange import Answer, ProxyError
+from producers.proxy.dialects.port import Dialect, Stream, Whole
+from producers.proxy.exchange import Answer, Ask, ProxyError
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -25,12 +25,10 @@ EVENTS = b"text/event-stream; charset=utf-8"
 class Reply(Response):
     """The answer to one client, in the words of its dialect."""
 
-    def __init__(self, call: Call, dialect: ModuleType, model: str, *, stream: bool, usage: bool, quiet_s: float) -> None:
+    def __init__(self, call: Call, dialect: Dialect, ask: Ask, *, quiet_s: float) -> None:
         self._call = call
         self._dialect = dialect
-        self._model = model
-        self._stream = stream
-        self._usage = usage
+        self._ask = ask
         self._quiet_s = quiet_s
         self._gone = asyncio.Event()
         self._opened = False
@@ -55,7 +53,7 @@ class Reply(Response):
 
     async def _answer(self, send: Send) -> None:
         with contextlib.suppress(OSError):
-            if self._stream:
+            if self._ask.stream:
                 await self._streamed(send)
             else:
                 await self._whole(send)
@@ -63,10 +61,9 @@ class Reply(Response):
     async def _whole(self, send: Send) -> None:
         outcome = await self._outcome()
         if isinstance(outcome, ProxyError):
-            self._count(outcome)
-            await _respond(send, outcome.status, self._dialect.error(outcome), retry_after=outcome.retry_after)
+            await self._refuse(send, outcome)
             return
-        await _respond(send, 200, self._dialect.answer(outcome, self._model))
+        await _respond(send, Whole(200, self._dialect.answer(outcome, self._ask)))
         self._delivered()
 
     async def _outcome(self) -> Answer | ProxyError:
@@ -88,35 +85,37 @@ class Reply(Response):
                 self._delivered()
 
     async def _chunks(self, send: Send) -> AsyncIterator[bytes]:
-        call, dialect, model = self._call, self._dialect, self._model
-        name, created, seen = call.job.rid, call.requested_at // 1_000_000, 0
-        first = dialect.opening(name, created, model)
+        call, seen = self._call, 0
+        stream = self._dialect.stream(self._ask, call.job.rid, call.requested_at // 1_000_000)
+        first = stream.opening()
         while True:
             if not await call.news(seen, self._quiet_s):
-                yield first + dialect.KEEP_ALIVE
+                yield first + stream.keep_alive()
                 first = b""
                 continue
             pieces = call.heard[seen:]
             seen += len(pieces)
             found = call.outcome or call.excuse
             if isinstance(found, ProxyError) and not self._opened and not pieces:
-                self._count(found)
-                await _respond(send, found.status, dialect.error(found), retry_after=found.retry_after)
+                await self._refuse(send, found)
                 return
-            data = first + b"".join(dialect.delta(piece, name, created, model) for piece in pieces)
+            data = first + b"".join(stream.delta(piece) for piece in pieces)
             first = b""
             if found is None:
                 yield data
                 continue
-            yield data + self._ending(found, name, created)
+            yield data + self._ending(stream, found)
             return
 
-    def _ending(self, found: Answer | ProxyError, name: str, created: int) -> bytes:
+    def _ending(self, stream: Stream, found: Answer | ProxyError) -> bytes:
         if isinstance(found, ProxyError):
             self._count(found)
-            broken: bytes = self._dialect.broken_stream(found)
-            return broken
-        return b"".join(self._dialect.closing(found, name, created, self._model, self._usage))
+            return stream.broken(found)
+        return stream.closing(found)
+
+    async def _refuse(self, send: Send, problem: ProxyError) -> None:
+        self._count(problem)
+        await _respond(send, self._dialect.error(problem))
 
     def _count(self, problem: ProxyError) -> None:
         """What the proxy could not do, as the agent sees it; what the agent did wrong is its own."""
@@ -125,7 +124,7 @@ class Reply(Response):
 
     def _delivered(self) -> None:
         if not self._gone.is_set():
-            self._call.execution.drop(self._call.ask.digest, self._call)
+            self._call.forget()
 
 
 async def _open(send: Send) -> None:
@@ -133,9 +132,8 @@ async def _open(send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def _respond(send: Send, status: int, body: bytes, *, retry_after: int | None = None) -> None:
-    headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
-    if retry_after is not None:
-        headers.append((b"retry-after", str(retry_after).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+async def _respond(send: Send, whole: Whole) -> None:
+    headers = [(b"content-type", JSON), (b"content-length", str(len(whole.body)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in whole.headers.items()]
+    await send({"type": "http.response.start", "status": whole.status, "headers": headers})
+    await send({"type": "http.response.body", "body": whole.body, "more_body": False})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,9 +22,11 @@ from gyre_engine.events.executions import ToolReturned
 from gyre_engine.sampling.port import SamplingParams
 from gyre_engine.trees.conversation import Author
 from producers.proxy.call import SHOWN, Call, Desk
-from producers.proxy.exchange import Ask, Histories, execution_over, too_long, unavailable, unknown_model
+from producers.proxy.exchange import Ask, execution_over, too_long, unavailable, unknown_model
 from producers.proxy.execution import Execution, prompt_for
 from producers.proxy.generation import Job
+from producers.proxy.histories import Histories
+from producers.proxy.open_calls import OpenCalls
 from producers.proxy.settings import ProxySettings
 
 T = TypeVar("T")
@@ -42,14 +45,15 @@ class Closed:
 
 
 class Service:
-    """State: an `Execution` each that is open, the counts of each closed one (~200 bytes), the newest attempt at each place,
-    and the last history of each execution within a budget of bytes."""
+    """State: an `Execution` each that is open, with its open calls and at most 16 answers that no client took; the counts of each
+    closed one (~200 bytes), the newest attempt at each place, and the last history of each execution within a budget of bytes."""
 
     def __init__(self, settings: ProxySettings, desk: Desk) -> None:
         self.settings = settings
         self.desk = desk
         self.histories = Histories()
         self.executions: dict[str, Execution] = {}
+        self.open: defaultdict[str, OpenCalls] = defaultdict(OpenCalls)
         self.closed: dict[str, Closed] = {}
         self._over: set[str] = set()
         self._newest: dict[str, int] = {}
@@ -66,7 +70,7 @@ class Service:
         await self.desk.outbox.ready(self.settings.wait_limit_s)
         held_us = (time.monotonic_ns() - arrived) // 1000
         execution = self._execution(self._admit(execution_id))
-        call = execution.joinable(ask.digest)
+        call = self.open[execution_id].joinable(ask.digest)
         if call is None:
             call = self._call(execution, ask)
             call.sampled.held_us = held_us
@@ -107,7 +111,7 @@ class Service:
         if execution_id in self.closed:
             return self.closed[execution_id].held_us
         execution = self.executions.get(execution_id)
-        return execution.held_so_far() if execution else 0
+        return execution.held_us + self.open[execution_id].held_us if execution else 0
 
     def _begin(self, execution: Execution) -> None:
         """Own a new execution; that is logged before any record of it."""
@@ -118,8 +122,8 @@ class Service:
 
     def cancel_all(self) -> None:
         """Abort what runs; its clients are told to ask again."""
-        for execution in self.executions.values():
-            for call in execution.open.values():
+        for calls in self.open.values():
+            for call in calls:
                 call.cancel.set()
 
     async def settle(self, timeout: float) -> None:
@@ -162,7 +166,7 @@ class Service:
         rid = f"{execution.id}-{uuid4().hex[:12]}"
         job = Job(execution.id, rid, prompt.ids, params, settings.context_limit, settings.wait_limit_s)
         call = Call(self.desk, execution, ask, prompt, job)
-        execution.keep(ask.digest, call)
+        self.open[execution.id].keep(ask.digest, call)
         self.histories.keep(execution.id, ask.history)
         call.task = self._spawn(call.run())
         return call
@@ -188,7 +192,7 @@ class Service:
 
     async def _close(self, execution: Execution) -> Closed:
         execution.closing = True
-        calls = [call for call in execution.open.values() if call.task is not None]
+        calls = [call for call in self.open[execution.id] if call.task is not None]
         for call in calls:
             call.cancel.set()
         if calls:
@@ -213,6 +217,7 @@ class Service:
         counts = Closed(execution.held_us, execution.calls, execution.tokens)
         self.closed[execution.id] = counts
         self.executions.pop(execution.id, None)
+        self.open.pop(execution.id, None)
         self.histories.forget(execution.id)
         self._closings.pop(execution.id, None)
         self.desk.router.forget(execution.id)

@@ -206,7 +206,7 @@ async def test_c30_each_token_has_the_version_that_sampled_it(make_stack: MakeSt
     stack.cell("a", engine=engine)
     answer = asyncio.ensure_future(stack.chat([user("q")]))
     await gate.release(57)
-    await until(lambda: any(len(c.sampled.ids) == 57 for e in stack.service.executions.values() for c in e.open.values()))
+    await until(lambda: any(len(c.sampled.ids) == 57 for calls in stack.service.open.values() for c in calls))
     await engine.load_weights(tmp_path, "8")
     await gate.open()
     assert (await answer).status_code == 200
@@ -295,7 +295,7 @@ async def test_a_cancelled_call_keeps_its_finish(make_stack: MakeStack) -> None:
     stack.cell("a", engine=engine)
     answer = asyncio.ensure_future(stack.chat([user("q")]))
     await gate.release(5)
-    await until(lambda: any(len(c.sampled.ids) == 5 for e in stack.service.executions.values() for c in e.open.values()))
+    await until(lambda: any(len(c.sampled.ids) == 5 for calls in stack.service.open.values() for c in calls))
     closed = (await stack.internal("POST", "/internal/executions/g.0.0/close")).json()
     assert (await answer).status_code == 503
     [record] = stack.calls()

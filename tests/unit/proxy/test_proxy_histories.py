@@ -14,8 +14,8 @@ from gyre_engine.events.calls import Continuity, ExecutionClosed, ModelCall
 from gyre_engine.sampling.scripted import Script
 from gyre_engine.trees.facts import facts_of
 from gyre_engine.trees.tree import TrajectoryTree
-from producers.proxy.dialects import chat
-from producers.proxy.exchange import Histories, History
+from producers.proxy.dialects.chat import Chat
+from producers.proxy.histories import Head, Histories, History
 from producers.proxy.rendering import Rendering
 from tests.unit.proxy.conftest import BASH, MakeStack, Stack, tool, tool_call, user
 
@@ -159,16 +159,16 @@ def test_a_history_read_with_the_last_one_is_as_read_alone(first: int, second: i
         messages = [user("x" if at == marked else f"m{at}") for at in range(count + 1)]
         return orjson.dumps({"model": "policy", "messages": messages, "tools": tools})
 
-    last = chat.parse(body(first, [BASH], None)).history
+    last = Chat().parse(body(first, [BASH], None)).history
     new = body(second, [] if other_tools else [BASH], edit)
-    alone, after = chat.parse(new), chat.parse(new, last)
+    alone, after = Chat().parse(new), Chat().parse(new, last)
     assert (alone.chains, alone.messages, alone.tools, alone.digest) == (after.chains, after.messages, after.tools, after.digest)
     assert after.history.raw == alone.history.raw
 
 
 def test_histories_are_bounded_and_a_side_call_does_not_displace_a_long_one() -> None:
     def history(nbytes: int) -> History:
-        return History(None, [], [], [], [], nbytes)
+        return History(Head(None, []), [], [], [], [], nbytes)
 
     histories, long = Histories(budget=100), history(60)
     histories.keep("a", long)

@@ -77,8 +77,8 @@ async def test_nothing_that_lets_a_client_act_precedes_the_record(make_stack: Ma
     store.hold()
     sent: list[bytes] = []
     call = asyncio.ensure_future(streamed(stack, sent))
-    await until(lambda: bool(stack.service.executions["g.0.0"].open))
-    await until(lambda: any(c.sampled.ids for c in stack.service.executions["g.0.0"].open.values()))
+    await until(lambda: any(stack.service.open["g.0.0"]))
+    await until(lambda: any(c.sampled.ids for c in stack.service.open["g.0.0"]))
     for _ in range(50):
         await asyncio.sleep(0)
     assert not any(b"tool_calls" in data or b"[DONE]" in data or b'finish_reason":"' in data for data in sent)
@@ -126,7 +126,7 @@ async def test_a_record_that_was_lost_is_put_again_before_the_next(make_stack: M
     await stack.say([user("first")])
     store.hold()
     answers = [asyncio.ensure_future(stack.say([user(text)])) for text in ("q", "r")]
-    await until(lambda: len([c for c in stack.service.executions["g.0.0"].open.values() if c.sampled.ids]) == 2)
+    await until(lambda: len([c for c in stack.service.open["g.0.0"] if c.sampled.ids]) == 2)
     store.release(lost=True)
     assert sorted([(await answer)["content"] for answer in answers]) == ["a", "b"]
     assert [call.number for call in stack.calls()] == [0, 1, 2]
@@ -139,7 +139,7 @@ async def test_closing_waits_for_the_records_of_aborted_calls(make_stack: MakeSt
     await stack.say([user("first")])
     store.hold()
     answer = asyncio.ensure_future(stack.chat([user("q")]))
-    await until(lambda: any(c.sampled.ids for c in stack.service.executions["g.0.0"].open.values()))
+    await until(lambda: any(c.sampled.ids for c in stack.service.open["g.0.0"]))
     closing = asyncio.ensure_future(stack.internal("POST", "/internal/executions/g.0.0/close"))
     await until(lambda: stack.service.executions["g.0.0"].closing)
     store.release()

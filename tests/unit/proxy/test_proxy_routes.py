@@ -132,7 +132,7 @@ async def test_a_switch_moves_a_call_and_the_agent_sees_one_answer(make_stack: M
 
 
 def sampled(stack: Stack) -> int:
-    return sum(len(call.sampled.ids) for execution in stack.service.executions.values() for call in execution.open.values())
+    return sum(len(call.sampled.ids) for calls in stack.service.open.values() for call in calls)
 
 
 async def test_an_engine_that_does_not_serve_or_fails_is_passed_over(make_stack: MakeStack) -> None:

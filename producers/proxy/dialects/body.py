@@ -1,0 +1,68 @@
+"""Reading JSON bodies as the real servers do: whatever JSON allows, and U+FFFD for what no text can hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+
+from producers.proxy.exchange import malformed
+
+
+def load(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. A lone surrogate in a string becomes U+FFFD. Raises ProxyError (400)."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        fields = _mended(body, error)
+    if not isinstance(fields, dict):
+        raise malformed(f"the body must be a JSON object, not {type(fields).__name__}")
+    return fields
+
+
+def text(value: Any) -> str:
+    """A string as it is; anything else is nothing."""
+    return value if isinstance(value, str) else ""
+
+
+def limit(fields: dict[str, Any], *names: str) -> int | None:
+    """The first of these fields that limits the answer's tokens, None where none does. Raises ProxyError (400)."""
+    for name in names:
+        found = fields.get(name)
+        if found is None:
+            continue
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise malformed(f"{name} must be an integer of at least 1", name)
+        return found
+    return None
+
+
+def model_of(fields: dict[str, Any]) -> str:
+    """The model that is asked for. Raises ProxyError (400)."""
+    if not isinstance(fields.get("model"), str):
+        raise malformed("you must provide a model parameter", "model")
+    return str(fields["model"])
+
+
+def ignored(fields: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Notes of the fields that are given and do not count here."""
+    return tuple(f"{name} ignored" for name in names if fields.get(name) not in (None, [], False, "auto"))
+
+
+def _mended(body: bytes, error: Exception) -> Any:
+    """What orjson refuses but JSON allows: escapes of lone surrogates, which become U+FFFD."""
+    try:
+        return _whole(json.loads(body))
+    except (ValueError, RecursionError):
+        raise malformed(f"the body is not valid JSON: {error}") from error
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return value

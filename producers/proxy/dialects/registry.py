@@ -1,0 +1,8 @@
+"""The dialects that this proxy speaks; the first answers where a path is nobody's."""
+
+from __future__ import annotations
+
+from producers.proxy.dialects.chat import Chat
+from producers.proxy.dialects.port import Dialect
+
+DIALECTS: tuple[Dialect, ...] = (Chat(),)
