@@ -1,4 +1,4 @@
-"""What this machine can enforce: finds bubblewrap and tries it."""
+"""How a process can be kept apart, and bubblewrap, which does it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import os
 import shutil
-import subprocess
 from enum import StrEnum
 from pathlib import Path
 
@@ -32,6 +31,9 @@ class Isolation(StrEnum):
 class SandboxUnavailable(RuntimeError):
     """bubblewrap is missing or does not work here; the text says what was tried and the remedy."""
 
+    def __init__(self, tried: str) -> None:
+        super().__init__(f"{tried}. {_REMEDY}")
+
 
 @functools.cache
 def find_bwrap() -> str:
@@ -42,23 +44,4 @@ def find_bwrap() -> str:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if os.access(candidate := Path(folder, "_bin", "bwrap"), os.X_OK):
             return str(candidate)
-    raise SandboxUnavailable(f"no bubblewrap found on PATH or in the environment. {_REMEDY}")
-
-
-@functools.cache
-def sandbox_available() -> Isolation:
-    """The strongest isolation that works here, by trying it. Raises SandboxUnavailable."""
-    from gyre_engine.sandbox.policy import Sandbox, command_line, environment  # policy needs this module's types
-
-    tried = []
-    for isolation in (Isolation.ROOT, Isolation.USER_NAMESPACE):
-        if isolation is Isolation.ROOT and (os.geteuid() != 0 or not shutil.which("setpriv")):
-            continue
-        probe = Sandbox(workdir="/")
-        line = command_line(probe, ["/bin/sh", "-c", "cat /proc/self/status >/dev/null"], isolation, 65_534)
-        with open(os.devnull, "r+b") as quiet:
-            done = subprocess.run(line, env=environment(probe), stdin=quiet, capture_output=True, timeout=30, check=False)
-        if done.returncode == 0:
-            return isolation
-        tried.append(f"{isolation.value}: {done.stderr.decode(errors='replace').strip()[:300]}")
-    raise SandboxUnavailable(f"bubblewrap does not work here ({'; '.join(tried)}). {_REMEDY}")
+    raise SandboxUnavailable("no bubblewrap found on PATH or in the environment")
