@@ -11,7 +11,7 @@ from rich.console import Console
 
 from consumers.scoring.loading import load_scorer
 from consumers.scoring.process import score_history
-from gyre_engine.config import Config, ConfigError, config_from_json, load_config
+from gyre_engine.config import Config, config_from_json, load_config
 from gyre_engine.events.training import Checkpointed, EvaluationReported
 from infra.cli.attach import Attached, attach
 from infra.cli.errors import CommandError
@@ -38,7 +38,8 @@ def evaluate(
     """Evaluate RUN@STEP, or the model in a folder with the rest of EXPERIMENT; a run of its own without training."""
     config = _config(what, experiment, folder)
     if not any(d.split == split for d in config.data):
-        raise ConfigError(f"there is no [[data]] source with split = {split!r} to evaluate on")
+        there = ", ".join(sorted({d.split for d in config.data})) or "none"
+        raise CommandError(f"there is no [[data]] source with split = {split!r} to evaluate on; there is: {there}")
     plan = dataclasses.replace(config.eval, before=split, after="", every=0, tasks=tasks, samples=samples)
     run = dataclasses.replace(config.run, steps=0, name="eval")
     ran = train(dataclasses.replace(config, eval=plan, run=run), folder, console)

@@ -17,41 +17,63 @@ from gyre_engine.events import Recorded
 from gyre_engine.events.calls import TreeClosed
 from gyre_engine.events.training import GroupAdmitted
 from gyre_engine.log.kafka import KafkaLog
-from gyre_engine.log.port import TOPICS, Log
+from gyre_engine.log.port import Log
 from gyre_engine.log.runs import RunInfo, list_runs
-from infra.cli.errors import CommandError
+from infra.cli.errors import CommandError, nearest
+from infra.cli.usage import READABLE
 from infra.stack.health import reported
+from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 from infra.supervisor.state import read_state
 
 
-def runs(log: KafkaLog, console: Console) -> None:
+def runs(log: KafkaLog, folder: StackFolder, console: Console) -> None:
     """A line a run, the newest last."""
-    found = list_runs(log)
+    here, shared = _run_here(folder), _shares_a_broker(folder)
+    rows = [(info.run, _when(info.started_at), outcome(info, here, shared=shared)) for info in list_runs(log)]
     if not console.is_terminal:
-        for info in found:
-            print("\t".join((info.run, _when(info.started_at), _outcome(info))))
+        for row in rows:
+            print("\t".join(row))
         return
-    table = Table("run", "started", "outcome")
-    for info in found:
-        table.add_row(info.run, _when(info.started_at), _outcome(info))
+    table = Table("run", "started (UTC)", "outcome")
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
+
+
+def _run_here(folder: StackFolder) -> str:
+    """The run that this folder's stack has now, or nothing."""
+    state = read_state(folder.root)
+    return str(state.facts.get("run", "")) if state is not None and state.serving else ""
+
+
+def _shares_a_broker(folder: StackFolder) -> bool:
+    """Whether runs of other folders may stand on this log: nothing here knows whether those go on."""
+    return folder.launch.exists() and bool(Launch.load(folder).settings.kafka.bootstrap_servers)
 
 
 def _when(at: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at / 1e6))
 
 
-def _outcome(info: RunInfo) -> str:
-    if info.ended is None:
-        return "running, or ended without a word"
-    return f"{info.ended.outcome}, {info.ended.steps} steps" + (f": {info.ended.reason}" if info.ended.reason else "")
+def outcome(info: RunInfo, here: str, *, shared: bool = False) -> str:
+    """How a run ended, or that it goes on. `here`: the run of this folder's stack; it is running whatever an earlier end says.
+
+    shared:  other folders may run something on this log too
+    """
+    if info.run == here:
+        return "running"
+    if info.ended is not None:
+        return f"{info.ended.outcome}, {info.ended.steps} steps" + (f": {info.ended.reason}" if info.ended.reason else "")
+    end = "ended without a word (killed, or its machine went away)" + (", or running from another folder" if shared else "")
+    return f"{end}; go on with `gyre run --resume {info.run}`"
 
 
 def tail(log: Log, topic: str, *, execution: str, follow: bool) -> Iterator[str]:
-    """The events of a topic as JSON lines; with `follow`, also those to come."""
-    if topic not in TOPICS:
-        raise CommandError(f"no topic {topic!r}; there is: {', '.join(TOPICS)}")
+    """The events of a topic as JSON lines; with `follow`, also those to come. `runs` has the events of all runs."""
+    if topic not in READABLE:
+        near = nearest(topic.replace("_", "-"), READABLE)
+        raise CommandError(f"no topic {topic!r}.{near} There is: {', '.join(READABLE)}")
     if not follow:
         yield from (as_json(r) for r in log.read(topic) if _about(r, execution))
         return
@@ -110,8 +132,11 @@ def draw_tree(log: Log, execution: str, console: Console) -> None:
     closed = _closed_trees(log)
     if execution == "latest" and closed:
         execution = next(reversed(closed))
+    if not closed:
+        raise CommandError(f"no execution of {log.run} has a closed tree yet: trees close when executions end")
     if execution not in closed:
-        raise CommandError(f"no closed tree of execution {execution!r} on the log; `gyre tail trees` lists them")
+        near = nearest(execution, closed)
+        raise CommandError(f"no closed tree of execution {execution!r} on the log.{near} `gyre tail trees` lists them")
     tree, chosen = closed[execution], _selected(log, execution)
     root = Tree(f"{execution}  {tree.sampled_tokens} tokens sampled, delivered {tree.delivered:.2f}")
     drawn: dict[str | None, Tree] = {None: root}

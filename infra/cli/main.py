@@ -1,64 +1,83 @@
 """`gyre`: every command, its arguments, and nothing else.
 
-promises  exit status 0 only when a command did what was asked; errors are one line that names the thing and the remedy
+promises  exit status 0 only when a command did what was asked, 2 where it was called wrongly; errors are lines that name the thing
+          and the remedy
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer.exceptions import TyperException
 
 from gyre_engine.config import load_config
-from infra.cli.errors import fail, plainly
+from infra.cli.errors import fail, placed, plainly
+from infra.cli.usage import MISUSE, READABLE, example, misused, wrongly_called
 from infra.stack.layout import StackFolder
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Train agents by reinforcement learning on an event log; look at runs, replay them, ask them in SQL.",
-)
-Run = Annotated[str, typer.Argument(help="A run's name, or latest.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the config.")]
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+INTERRUPTED = 130
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, or latest.")]
+RunOption = Annotated[str, typer.Option(metavar="RUN", help="A run's name, or latest.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Over the config, e.g. batch.groups=8; may be repeated."),
+]
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
+def gyre(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and end.")] = False,
+) -> None:
+    """Train agents by reinforcement learning on an event log; look at runs, replay them, ask them in SQL."""
+    if version:
+        print(f"gyre {importlib.metadata.version('gyre')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(MISUSE)
+
+
+@app.command(epilog=example("run"))
 @plainly
 def run(
-    experiment: Annotated[Path | None, typer.Argument(help="The experiment's TOML file.")] = None,
+    experiment: Annotated[Path | None, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment's TOML file.")] = None,
     set_: Overrides = None,
-    resume: Annotated[str, typer.Option(help="Go on with this run (or latest), as it is pinned on the log.")] = "",
+    resume: Annotated[str, typer.Option(metavar="RUN", help="Go on with this run (or latest), as it is pinned on the log.")] = "",
     check: Annotated[bool, typer.Option("--check", help="Only check the config and what it names.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also show the program's own log.")] = False,
 ) -> None:
     """Train: start what the config asks for, show progress, stop what was started."""
+    if (experiment is None) == (not resume):
+        misused("run", "say what to run: an EXPERIMENT.toml, or --resume RUN (one of them)")
+    if resume and set_:
+        misused("run", "--resume goes on with what the run is pinned to; --set is for new runs")
     from infra.cli.running import Interrupted, quiet_logging, to_resume, train
     from infra.stack.checks import check_before_start
 
     quiet_logging(verbose)
-    if (experiment is None) == (not resume):
-        fail("say what to run: an EXPERIMENT.toml, or --resume RUN")
-    if resume and set_:
-        fail("--resume goes on with what the run is pinned to; --set is for new runs")
     if experiment is None:
         resume, config = to_resume(resume, StackFolder.here())
     else:
         config = load_config(experiment, set_ or [])
-    if check:
-        check_before_start(config)
-        print("the config can be run")
-        return
-    try:
-        train(config, StackFolder.here(), Console(), resume=resume)
-    except Interrupted:
-        fail("interrupted: the run was stopped in order; `gyre run --resume latest` goes on with it")
+    with placed(experiment, set_ or []):
+        if check:
+            check_before_start(config)
+            print("the config can be run")
+            return
+        try:
+            train(config, StackFolder.here(), Console(), resume=resume)
+        except Interrupted:
+            fail("interrupted: the run was stopped in order; `gyre run --resume latest` goes on with it")
 
 
-@app.command()
+@app.command(epilog=example("replay"))
 @plainly
 def replay(
     run: Run = "latest",
@@ -81,12 +100,14 @@ def replay(
     console.print(f"{attached.info.run}: {verdict.steps} steps {said}", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog=example("sql"))
 @plainly
 def sql(
-    query: Annotated[str, typer.Argument(help="A SELECT; tables carry the topics' names with _.")],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="A SELECT; tables have the topics' names with _, SHOW TABLES lists them.")
+    ],
     format_: Annotated[
-        str | None, typer.Option("--format", help="tsv, csv, json, jsonl, parquet, ... or any of ClickHouse's.")
+        str | None, typer.Option("--format", metavar="NAME", help="tsv, csv, json, jsonl, parquet, ... or any of ClickHouse's.")
     ] = None,
 ) -> None:
     """Ask ClickHouse: rows of every topic, while the run goes on or later."""
@@ -95,31 +116,32 @@ def sql(
     raise typer.Exit(ask(StackFolder.here(), query, format_))
 
 
-@app.command()
+@app.command(epilog=example("runs"))
 @plainly
 def runs() -> None:
-    """List the runs on this folder's log."""
+    """List the runs on this folder's log, and how each ended."""
     from gyre_engine.log.kafka import KafkaLog
     from infra.cli.attach import kafka
     from infra.cli.looking import runs as show
 
-    with kafka(StackFolder.here()) as settings:
+    folder = StackFolder.here()
+    with kafka(folder) as settings:
         log = KafkaLog(settings, "-")
         try:
-            show(log, Console())
+            show(log, folder, Console())
         finally:
             log.close()
 
 
-@app.command()
+@app.command(epilog=example("tail"))
 @plainly
 def tail(
-    topic: str,
-    run: Annotated[str, typer.Option(help="A run's name, or latest.")] = "latest",
-    execution: Annotated[str, typer.Option(help="Only events of this execution.")] = "",
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help=f"One of {', '.join(READABLE)}.")],
+    run: RunOption = "latest",
+    execution: Annotated[str, typer.Option(metavar="EXECUTION", help="Only events of this execution.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Also what comes.")] = False,
 ) -> None:
-    """Print a topic's events as JSON lines."""
+    """Print a topic's events as JSON lines (of one run; the topic `runs` is of all runs)."""
     from infra.cli.attach import attach
     from infra.cli.looking import tail as lines
 
@@ -128,11 +150,11 @@ def tail(
             print(line, flush=follow)
 
 
-@app.command()
+@app.command(epilog=example("trees"))
 @plainly
 def trees(
-    execution: Annotated[str, typer.Argument(help="An execution, or latest.")] = "latest",
-    run: Annotated[str, typer.Option(help="A run's name, or latest.")] = "latest",
+    execution: Annotated[str, typer.Argument(metavar="EXECUTION", help="An execution, or latest.")] = "latest",
+    run: RunOption = "latest",
 ) -> None:
     """Draw an execution's trajectory tree."""
     from infra.cli.attach import attach
@@ -142,11 +164,11 @@ def trees(
         draw_tree(log, execution, Console())
 
 
-@app.command()
+@app.command(epilog=example("score"))
 @plainly
 def score(
-    scorer: Annotated[str, typer.Argument(help="MODULE:CLASS of the scorer.")],
-    run: Annotated[str, typer.Option(help="A run's name, or latest.")] = "latest",
+    scorer: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="The scorer, e.g. my_scorer:MyScorer.")],
+    run: RunOption = "latest",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
 ) -> None:
     """Run a scorer of yours over a run's history, in a consumer group of its own."""
@@ -158,10 +180,12 @@ def score(
         print(judge(attached, scorer, StackFolder.here(), follow=follow))
 
 
-@app.command("eval")
+@app.command("eval", epilog=example("eval"))
 @plainly
 def evaluate(
-    what: Annotated[str, typer.Argument(help="RUN@STEP, or a model folder.")],
+    what: Annotated[
+        str, typer.Argument(metavar="RUN@STEP|FOLDER", help="A checkpoint, e.g. latest@20, or a folder with a model.")
+    ],
     split: Annotated[str, typer.Option(help="train, val or test.")] = "val",
     config: Annotated[Path | None, typer.Option(help="For a model folder: the experiment that says how.")] = None,
     tasks: Annotated[int, typer.Option(help="Tasks; 0: all of the split.")] = 0,
@@ -171,12 +195,13 @@ def evaluate(
     from infra.cli.judging import evaluate as measure
 
     console = Console()
-    report = measure(what, config, split, tasks, samples, StackFolder.here(), console)
+    with placed(config):
+        report = measure(what, config, split, tasks, samples, StackFolder.here(), console)
     interval = f"[{report.low:.4f}, {report.high:.4f}]"
     console.print(f"{what} on {split}: {report.mean:.4f} {interval}, {report.episodes} episodes", highlight=False, markup=False)
 
 
-@app.command()
+@app.command(epilog=example("doctor"))
 @plainly
 def doctor(tasks: Annotated[Path | None, typer.Option(help="A folder of task directories to check.")] = None) -> None:
     """What is missing on this machine, and the remedy."""
@@ -188,7 +213,7 @@ def doctor(tasks: Annotated[Path | None, typer.Option(help="A folder of task dir
     raise typer.Exit(int(any(each.wrong for each in found)))
 
 
-@app.command()
+@app.command(epilog=example("up"))
 @plainly
 def up() -> None:
     """Start this folder's broker and ClickHouse, and keep them up until Ctrl-C or `gyre stop`."""
@@ -199,7 +224,7 @@ def up() -> None:
     stand(StackFolder.here())
 
 
-@app.command()
+@app.command(epilog=example("status"))
 @plainly
 def status() -> None:
     """The processes of this folder's stack."""
@@ -208,7 +233,7 @@ def status() -> None:
     raise typer.Exit(show(Console()))
 
 
-@app.command()
+@app.command(epilog=example("stop"))
 @plainly
 def stop() -> None:
     """End the stack that runs in this folder."""
@@ -221,7 +246,12 @@ def stop() -> None:
 
 def main() -> None:
     """The program's entry."""
-    app()
+    try:
+        raise SystemExit(app(standalone_mode=False))
+    except TyperException as error:
+        wrongly_called(error)
+    except typer.Abort:
+        raise SystemExit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":
