@@ -44,7 +44,7 @@ def _parse(source: Source) -> dict[str, Any]:
         position = _POSITION.search(text)
         line = f", line {position[1]}, column {position[2]}" if position and position[1] else ""
         place = line or " (at its end)"
-        raise ConfigError(f"{source.path}{place}: not valid TOML: {_POSITION.sub('', text)}") from error
+        raise ConfigError(f"config error in {source.path}{place}: not valid TOML: {_POSITION.sub('', text)}") from error
 
 
 def config_from_json(text: str) -> Config:

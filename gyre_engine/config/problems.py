@@ -36,19 +36,24 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """A config that cannot be used. The text has a line a problem: the place, the key, what is wrong, the remedy."""
+    """A config that cannot be used. The text has a line a problem: the place, the key, what is wrong, the remedy.
+
+    A plain text stays as it is: it is about a file, not about a key.
+    """
 
     def __init__(self, *problems: Problem | str, source: Source | None = None) -> None:
-        self.problems = tuple(Problem(p) if isinstance(p, str) else p for p in problems)
-        super().__init__("\n".join(_line(problem, source) for problem in self.problems))
+        self.problems = problems
+        super().__init__("\n".join(_line(problem, source) for problem in problems))
 
     def found_in(self, source: Source) -> ConfigError:
         """The same problems with their places in `source`."""
         return ConfigError(*self.problems, source=source)
 
 
-def _line(problem: Problem, source: Source | None) -> str:
-    return f"config error: {problem.text}" if source is None else f"config error in {source.where(problem.at)}: {problem.text}"
+def _line(problem: Problem | str, source: Source | None) -> str:
+    if isinstance(problem, str):
+        return problem
+    return f"config error{'' if source is None else ' in ' + source.where(problem.at)}: {problem.text}"
 
 
 class Source:

@@ -37,7 +37,7 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ("[batch]\ngroup_size = 1\n", "no group could train"),
         ('[harness]\nname = "command"\n', "harness.command is empty"),
         ('[[data]]\npath = "x"\nsplit = "dev"\n', "data.split must be train, val or test; got 'dev'"),
-        ("[run\n", "config error: .*exp.toml, line 1, column 5: not valid TOML: Expected"),
+        ("[run\n", "config error in .*exp.toml, line 1, column 5: not valid TOML: Expected"),
         ("[optimizer]\nlr = -1.0\n", "optimizer.lr must be above 0 and at most 10, got -1.0"),
         ("[optimizer]\nlr = nan\n", "optimizer.lr must be above 0"),
         ("[sampling]\ntop_p = 7.0\n", "sampling.top_p must be above 0 and at most 1, got 7.0"),
