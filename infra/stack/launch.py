@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gyre_engine.config import Config, config_from_json
 from gyre_engine.log.settings import KafkaSettings
+from infra.stack.kafka import kafka_settings
 from infra.stack.layout import StackFolder
 
 
@@ -49,7 +50,5 @@ class Launch:
 
     def kafka(self, folder: StackFolder) -> KafkaSettings:
         """How this run's log is reached."""
-        return KafkaSettings(
-            bootstrap_servers=self.bootstrap_servers, prefix=self.prefix, partitions=self.partitions,
-            replication=self.replication, delivery_timeout_s=self.settings.kafka.delivery_timeout_s, extra=folder.librdkafka(),
-        )  # fmt: skip
+        own = dataclasses.replace(self.settings.kafka, prefix=self.prefix, partitions=self.partitions)
+        return kafka_settings(own, self.bootstrap_servers, self.replication, folder.librdkafka())

@@ -17,8 +17,8 @@ from infra.stack.layout import StackFolder
 from infra.supervisor.spec import ProcessSpec, RestartPolicy
 
 ENTRIES = "infra.stack.entries"
-FIRST, ACTING, DERIVING, SHOWING, BROKER = 0, 1, 2, 3, 9
-"""Stages of a stop: who starts work ends first, the log last."""
+FIRST, ACTING, DERIVING, SHOWING = 0, 1, 2, 3
+"""Stages of a stop: who starts work ends first; the broker, last of all, is not among these."""
 ENGINES, TRAINERS = "preloader-engines", "preloader-trainers"
 PRELOADERS = {
     ENGINES: ("gyre_engine.sampling.native", "producers.cells.engine_server"),

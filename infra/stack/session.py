@@ -20,20 +20,19 @@ from gyre_engine.log.runs import end_run, start_run
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.log.topics import ensure_topics
 from gyre_engine.training.fingerprint import fingerprint
-from infra.broker.broker import Broker, BrokerSettings
 from infra.stack.checks import check_before_start
 from infra.stack.health import forget
+from infra.stack.kafka import kafka_settings, start_broker
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
-from infra.stack.processes import BROKER, PRELOADERS, run_processes
+from infra.stack.processes import PRELOADERS, run_processes
 from infra.stack.weights import image_hash
-from infra.supervisor.spec import ProcessSpec, SupervisorEvent
+from infra.supervisor.spec import SupervisorEvent
 from infra.supervisor.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
-BROKER_LIMIT_S = 90.0
 VERSIONS = ("gyre", "torch", "megatron-core", "faust-streaming", "confluent-kafka", "renderers", "tokenizers", "chdb")
 
 END_NOTE_S = 2.0
@@ -135,22 +134,13 @@ class Session:
         own = self.config.kafka
         servers, replication = own.bootstrap_servers, own.replication or (1 if own.allow_weak else 3)
         if not own.bootstrap_servers:
-            servers, replication = self._start_broker(), own.replication or 1
-        settings = KafkaSettings(
-            bootstrap_servers=servers, prefix=own.prefix, partitions=own.partitions, replication=replication,
-            delivery_timeout_s=own.delivery_timeout_s, extra=dict(own.librdkafka),
-        )  # fmt: skip
+            assert self.supervisor is not None
+            servers, replication = start_broker(self.supervisor, self.folder), own.replication or 1
+        settings = kafka_settings(own, servers, replication, own.librdkafka)
         if own.bootstrap_servers and not own.allow_weak:
             for finding in require_safe(settings):
                 logger.warning("%s", finding.text)
         return settings
-
-    def _start_broker(self) -> str:
-        assert self.supervisor is not None
-        broker = Broker(BrokerSettings(self.folder.kafka, port=free_ports(1)[0]))
-        self.supervisor.start(ProcessSpec("broker", argv=tuple(broker.prepare()), stage=BROKER, ready=broker.answers))
-        self.supervisor.wait_ready(["broker"], BROKER_LIMIT_S)
-        return broker.bootstrap_servers
 
     def _launch(self, kafka: KafkaSettings) -> Launch:
         config = self.config

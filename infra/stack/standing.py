@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from infra.broker.broker import Broker, BrokerSettings
+from gyre_engine.config.schema import KafkaConfig
+from infra.stack.kafka import start_broker
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
-from infra.stack.processes import BROKER
 from infra.supervisor.spec import ProcessSpec
 from infra.supervisor.supervisor import Supervisor, until_signal
 
-PREFIX = "gyre"
-READY_LIMIT_S = 90.0
+CLICKHOUSE_LIMIT_S = 90.0
 
 
 def stand(folder: StackFolder) -> None:
@@ -18,34 +17,18 @@ def stand(folder: StackFolder) -> None:
     folder.secret()
     supervisor = Supervisor(folder.root)
     try:
-        broker_port, clickhouse_port = free_ports(2)
-        broker = Broker(BrokerSettings(folder.kafka, port=broker_port))
-        supervisor.start(
-            ProcessSpec("broker", argv=tuple(broker.prepare()), stage=BROKER, ready=broker.answers),
-            ProcessSpec(
-                "clickhouse", target="infra.stack.standing:clickhouse", args={"folder": str(folder.root), "port": clickhouse_port}
-            ),
-        )
-        supervisor.wait_ready(["broker", "clickhouse"], READY_LIMIT_S)
-        url = f"http://127.0.0.1:{clickhouse_port}"
-        supervisor.note(bootstrap_servers=broker.bootstrap_servers, prefix=PREFIX, clickhouse_url=url)
-        print(f"kafka {broker.bootstrap_servers}, clickhouse {url}", flush=True)
+        clickhouse = _clickhouse(folder, free_ports(1)[0])
+        supervisor.start(clickhouse)
+        servers = start_broker(supervisor, folder)
+        supervisor.wait_ready([clickhouse.name], CLICKHOUSE_LIMIT_S)
+        url = f"http://127.0.0.1:{clickhouse.args['port']}"
+        supervisor.note(bootstrap_servers=servers, prefix=KafkaConfig().prefix, clickhouse_url=url)
+        print(f"kafka {servers}, clickhouse {url}", flush=True)
         until_signal(supervisor)
     finally:
         supervisor.stop()
 
 
-def clickhouse(folder: str, port: int) -> None:
-    """The folder's ClickHouse, served to readers until SIGTERM."""
-    import signal
-    import threading
-    from pathlib import Path
-
-    from consumers.analytics.process import serving
-    from consumers.analytics.settings import AnalyticsSettings
-
-    ending = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ending.set())
-    stack = StackFolder(Path(folder))
-    with serving(AnalyticsSettings(path=stack.clickhouse, port=port, password=stack.password())):
-        ending.wait()
+def _clickhouse(folder: StackFolder, port: int) -> ProcessSpec:
+    args = {"folder": str(folder.clickhouse), "port": port, "password": folder.password()}
+    return ProcessSpec("clickhouse", target="infra.clickhouse.server:serve", args=args)
