@@ -1,25 +1,21 @@
 """What the tree needs to know of a model call: counts and structure, never token ids.
 
-`read` takes it straight from a record's bytes, an order of magnitude faster than decoding the whole event: the length
-of an array is the length of its bytes. Trees, replay and restarts read model-calls through it.
+`read` takes it straight from a record's bytes, an order of magnitude faster than decoding the whole event: msgspec skips the
+fields that nobody asks for, and the length of an array is the length of its bytes. Trees, replay and restarts read model-calls
+through it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import msgpack
+import msgspec
 
 from gyre_engine.events import CodecError, Event, Recorded, decode
 from gyre_engine.events.calls import Continuity, ExecutionClosed, ModelCall, ProxyOwns
 
-_CONTINUITY = {c.value.encode(): c for c in Continuity}
-_TYPE = ModelCall.TYPE.encode()
+_CONTINUITY = {c.value: c for c in Continuity}
 
 
-@dataclass(frozen=True, slots=True)
-class CallFacts:
+class CallFacts(msgspec.Struct, frozen=True, gc=False):
     """One model call without its tokens. Lengths are in tokens.
 
     cut:            length of the shared prefix, from the root
@@ -59,8 +55,7 @@ class CallFacts:
 Fact = CallFacts | ProxyOwns | ExecutionClosed
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(msgspec.Struct, frozen=True):
     """A fact and the envelope it came in."""
 
     id: str
@@ -99,28 +94,53 @@ def fact_of(event: Event) -> Fact:
     raise CodecError(f"{event.TYPE} does not belong on model-calls")
 
 
+class _Span(msgspec.Struct):
+    version: int
+
+
+class _Body(msgspec.Struct):
+    """The fields of a model call that are asked for."""
+
+    execution: str
+    call: str
+    number: int
+    owner_epoch: int
+    prefix_len: int
+    new_input_ids: bytes
+    output_ids: bytes
+    logprobs: bytes
+    weight_spans: list[_Span]
+    shape: str
+    tools: int
+    messages: int
+    continuity: str
+    parent: str | None
+    untrainable: str | None = None
+
+
+class _Envelope(msgspec.Struct):
+    type: str
+    v: int
+    id: str
+    at: int
+    body: msgspec.Raw
+
+
+_envelope = msgspec.msgpack.Decoder(_Envelope)
+_body = msgspec.msgpack.Decoder(_Body)
+
+
 def read(value: bytes | None) -> Read:
     """The fact in a record of `model-calls`. Raises CodecError (what is wrong) or UnknownEvent (type or version)."""
     if value is None:
         raise CodecError("a null value")
-    envelope = _unpacked(value)
-    if envelope.get(b"type") != _TYPE or envelope.get(b"v") != ModelCall.VERSION:
-        return read_decoded(decode(value))
     try:
-        return Read(_text(envelope[b"id"]), envelope[b"at"] + 0, _facts(envelope[b"body"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CodecError(f"ModelCall: {type(error).__name__} {error!s:.200}") from error
-
-
-def _unpacked(value: bytes) -> dict[bytes, Any]:
-    """The envelope with all texts left as bytes: decoding them is a third of the work, and few are wanted."""
-    try:
-        envelope = msgpack.unpackb(value, raw=True, strict_map_key=False)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise CodecError(f"not msgpack: {error!s:.200}") from error
-    if not isinstance(envelope, dict):
-        raise CodecError(f"expected a map, got {type(envelope).__name__}")
-    return envelope
+        envelope = _envelope.decode(value)
+        if envelope.type != ModelCall.TYPE or envelope.v != ModelCall.VERSION:
+            return read_decoded(decode(value))
+        return Read(envelope.id, envelope.at, _facts(_body.decode(envelope.body)))
+    except (msgspec.DecodeError, ValueError) as error:
+        raise CodecError(f"{type(error).__name__}: {error!s:.200}") from error
 
 
 def read_decoded(record: Recorded) -> Read:
@@ -128,37 +148,31 @@ def read_decoded(record: Recorded) -> Read:
     return Read(record.id, record.at, fact_of(record.event))
 
 
-def _facts(body: dict[bytes, Any]) -> CallFacts:
-    output = _items(body[b"output_ids"])
-    parent = body[b"parent"]
-    versions = [span[b"version"] for span in body[b"weight_spans"]] or [0]
+def _facts(body: _Body) -> CallFacts:
+    output, new = len(body.output_ids), len(body.new_input_ids)
+    if (output | new | len(body.logprobs)) & 3:
+        raise ValueError("an array is not bin of whole 4-byte items")
+    versions = [span.version for span in body.weight_spans] or [0]
     return CallFacts(
-        _text(body[b"execution"]),
-        _text(body[b"call"]),
-        body[b"number"] + 0,
-        body[b"owner_epoch"] + 0,
-        None if parent is None else _text(parent),
-        body[b"prefix_len"] + 0,
-        _items(body[b"new_input_ids"]),
-        output,
-        body.get(b"untrainable") is None and 0 < output == _items(body[b"logprobs"]),
-        _text(body[b"shape"]),
-        body[b"tools"] + 0,
-        body[b"messages"] + 0,
-        _CONTINUITY[body[b"continuity"]],
+        body.execution,
+        body.call,
+        body.number,
+        body.owner_epoch,
+        body.parent,
+        body.prefix_len,
+        new // 4,
+        output // 4,
+        body.untrainable is None and 0 < output == len(body.logprobs),
+        body.shape,
+        body.tools,
+        body.messages,
+        _continuity(body.continuity),
         min(versions),
         max(versions),
     )
 
 
-def _items(data: Any) -> int:
-    """How many 4-byte items `data` holds."""
-    if not isinstance(data, bytes) or len(data) % 4:
-        raise ValueError("an array is not bin of whole 4-byte items")
-    return len(data) // 4
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, bytes):
-        raise TypeError(f"expected text, got {type(value).__name__}")
-    return value.decode()
+def _continuity(name: str) -> Continuity:
+    if name not in _CONTINUITY:
+        raise ValueError(f"continuity {name!r} is none of {', '.join(_CONTINUITY)}")
+    return _CONTINUITY[name]
