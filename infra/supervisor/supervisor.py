@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.supervisor.charge import Charge
+from infra.supervisor.logs import Logs
 from infra.supervisor.nest import Nest
 from infra.supervisor.nursery import PRELOADERS
 from infra.supervisor.spec import ProcessSpec, ProcessStatus, State, SupervisorEvent, describe_exit
@@ -25,6 +26,7 @@ from infra.supervisor.state import StackLock, write_state
 
 log = logging.getLogger(__name__)
 _TICK = 0.1
+_LOGS_EVERY = 1.0
 STOP_SECONDS = 8.5
 """How long a whole stop may take; what has not ended by then is killed."""
 
@@ -52,7 +54,9 @@ class Supervisor:
         self._on_event = on_event
         self._stop_seconds = stop_seconds
         self._lock = StackLock(self.folder)
-        (self.folder / "logs").mkdir(exist_ok=True)
+        self._logs = Logs(self.folder / "logs")
+        self._logs.begin()
+        self._logs_due = 0.0
         self._facts: dict[str, Any] = {}
         self._charges: dict[str, Charge] = {}
         self._nests = {name: Nest(name, modules, self.log_file(name)) for name, modules in preload.items()}
@@ -145,12 +149,11 @@ class Supervisor:
 
     def log_file(self, name: str) -> Path:
         """Where a process writes its stdout and stderr."""
-        return self.folder / "logs" / f"{name}.log"
+        return self._logs.file(name)
 
     def tail(self, name: str, size: int = 1500) -> str:
         """The end of a process' log."""
-        file = self.log_file(name)
-        text = file.read_text(errors="replace")[-size:].strip() if file.exists() else ""
+        text = self._logs.tail(name, size)
         return f"\n{text}" if text else ""
 
     def _require_alive(self, charge: Charge) -> None:
@@ -216,6 +219,9 @@ class Supervisor:
             self._write()
             with self._changed:
                 self._changed.notify_all()
+        if now >= self._logs_due:
+            self._logs.bound()
+            self._logs_due = now + _LOGS_EVERY
 
     def _look_at(self, charge: Charge, now: float) -> bool:
         status = charge.ended()

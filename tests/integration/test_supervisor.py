@@ -51,6 +51,16 @@ def supervisor(tmp_path: Path, events: list[SupervisorEvent]) -> Iterator[Superv
     running.stop()
 
 
+def test_what_earlier_stacks_wrote_stands_beside_a_new_log(tmp_path: Path) -> None:
+    for word in ("first", "second"):
+        supervisor = Supervisor(tmp_path / "stack")
+        supervisor.start(ProcessSpec("echo", argv=("/bin/echo", word), ends=True))
+        assert supervisor.wait(20)
+        supervisor.stop()
+    assert supervisor.log_file("echo").read_text() == "second\n"
+    assert supervisor.log_file("echo").with_suffix(".log.1").read_text() == "first\n"
+
+
 def test_a_process_that_fails_is_started_again_after_growing_delays(
     supervisor: Supervisor, events: list[SupervisorEvent], tmp_path: Path
 ) -> None:
