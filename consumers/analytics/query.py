@@ -1,4 +1,4 @@
-"""Ask ClickHouse from a command line: bare rows for scripts, a table for people, ClickHouse's own text where it refuses.
+"""Ask ClickHouse from a command line: bare rows for scripts, a table for people, a line or two where it refuses.
 
 `{latest:String}` in a query stands for the newest run.
 """
@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from consumers.analytics.embedded.statement import format_clause
+from consumers.analytics.explain import EMPTY, Refusal, explain, is_empty
 from consumers.analytics.settings import DATABASE, Address, address, url_file
 from consumers.analytics.store import connect
 
@@ -62,18 +63,27 @@ def reader_address(url: str, database: str = DATABASE) -> Address:
 
 
 def query(at: Address, sql: str, form: str | None = None, output: Output | None = None) -> int:
-    """Run `sql` and print its rows. The exit code: 0, or 1 with ClickHouse's text on the error stream."""
-    out = output or Output.standard()
+    """Run `sql` and print its rows. The exit code: 0, or 1 with what is wrong on the error stream."""
+    out, sql = output or Output.standard(), sql.strip()
+    if is_empty(sql):
+        return _refused(out, EMPTY)
     try:
         client = connect(at)
-        try:
-            _print(client, sql, form, out)
-        finally:
-            client.close()
     except (ClickHouseError, OSError) as error:
-        out.errors.write(f"gyre: {_explain(error, at)}\n")
-        return 1
+        return _refused(out, _unreachable(error, at))
+    try:
+        _print(client, sql, form, out)
+    except (ClickHouseError, OSError) as error:
+        refusal = Refusal.of(error)
+        return _refused(out, explain(refusal, sql, client, sorted(FORMATS)) if refusal else _unreachable(error, at))
+    finally:
+        client.close()
     return 0
+
+
+def _refused(out: Output, text: str) -> int:
+    out.errors.writelines(f"gyre: {line}\n" for line in text.splitlines())
+    return 1
 
 
 @contextmanager
@@ -178,11 +188,9 @@ def _is_number(kind: str) -> bool:
     return inner.startswith(("Int", "UInt", "Float", "Decimal"))
 
 
-def _explain(error: Exception, at: Address) -> str:
-    text = str(error)
-    start = text.find("Code: ")
-    if start >= 0:
-        return text[start:].removesuffix(f" (for url {'https' if at.secure else 'http'}://{at.host}:{at.port})").strip()
+def _unreachable(error: Exception, at: Address) -> str:
+    if refusal := Refusal.of(error):
+        return f"ClickHouse at {at.host}:{at.port}: {' '.join(refusal.text.split())}"
     return (
         f"no ClickHouse answers at {at.host}:{at.port} ({type(error).__name__}): start the stack (gyre up), or set clickhouse.url"
     )

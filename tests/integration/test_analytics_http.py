@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import threading
 
 import clickhouse_connect
@@ -256,3 +257,9 @@ def test_a_multipart_form_is_read(server):
 def test_nothing_of_the_clients_settings_outlives_its_statement(server, writer):
     writer.command("SET max_threads = 2")
     assert ask(server, "SELECT getSetting('max_threads')", writer=True).text == "1\n"
+
+
+@pytest.mark.parametrize("sql", ["SELECT 1 FORMAT nonsense", "SELECT * FROM nowhere", "SELCT 1"])
+def test_an_error_has_the_name_of_its_code_once(server, sql):
+    text = ask(server, sql).text
+    assert len(re.findall(r"\([A-Z]+_[A-Z_]+\)", text)) == 1, text

@@ -88,21 +88,61 @@ def test_a_format_by_its_short_name_and_by_clickhouses(asked):
     assert json.loads(asked("SELECT 1 AS a FORMAT JSON", terminal=True)[1])["data"] == [{"a": 1}]
 
 
-def test_an_error_is_clickhouses_text_and_exit_code_1(asked):
-    code, rows, errors = asked("SELECT nope FROM scores")
+LISTS = 'gyre: `gyre sql "SHOW TABLES"` lists the tables\n'
+COLUMNS = 'gyre: `gyre sql "DESCRIBE TABLE scores"` lists the columns\n'
+READS = "`gyre sql` only reads: a statement begins with SELECT, WITH, SHOW, DESCRIBE, EXISTS or EXPLAIN\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT rewrd FROM scores", f"gyre: no column 'rewrd' in scores. Did you mean reward?\n{COLUMNS}"),
+        ("SELECT s.rewrd FROM scores s", f"gyre: no column 's.rewrd' in scores. Did you mean reward?\n{COLUMNS}"),
+        ("SELECT rewrd", f"gyre: no column 'rewrd': the query names no table (FROM ...).\n{LISTS}"),
+        ("SELECT * FROM model_cals", f"gyre: no table 'model_cals'. Did you mean model_calls?\n{LISTS}"),
+        ("SELECT * FROM gyre.scors", f"gyre: no table 'gyre.scors'. Did you mean scores?\n{LISTS}"),
+        ("SELECT * FROM zzzzzzzz", f"gyre: no table 'zzzzzzzz'.\n{LISTS}"),
+        ("SELECT flor(1)", "gyre: no function 'flor'. Did you mean floor?\n"),
+        ("SELCT 1", 'gyre: SQL syntax error at line 1, column 1, near "SELCT 1". Did you mean SELECT?\n'),
+        (
+            "SELECT 'ä'\nFRM scores s t",
+            'gyre: SQL syntax error at line 2, column 5, near "scores s t". Did you mean FROM where "FRM" stands?\n',
+        ),
+        ("SELECT count( FROM scores", 'gyre: SQL syntax error at line 1, column 20, near "scores": a ( is never closed\n'),
+        ("SELECT count(", "gyre: SQL syntax error at the end of the query: a ( is never closed\n"),
+        ("SELECT 'a", "gyre: SQL syntax error at line 1, column 8, near \"'a\": a text that begins with ' has no end\n"),
+        ("SELECT 1; SELECT 2", "gyre: one statement at a time: ask the second one in a call of its own\n"),
+        ("", 'gyre: the query is empty: try `gyre sql "SHOW TABLES"`\n'),
+        (" -- nothing\n;", 'gyre: the query is empty: try `gyre sql "SHOW TABLES"`\n'),
+        ("SET x = 1", f"gyre: SET is no question. {READS}"),
+        ("INSERT INTO scores_raw (run) VALUES ('x')", f"gyre: INSERT is no question. {READS}"),
+        ("DROP TABLE scores_raw", f"gyre: DROP is no question. {READS}"),
+        (
+            "SELECT 1 SETTINGS max_threads = 4",
+            "gyre: the setting max_threads cannot be changed here: leave SETTINGS max_threads out\n",
+        ),
+    ],
+)
+def test_what_is_wrong_where_and_what_to_do(asked, sql, said, terminal):
+    assert asked(sql, terminal=terminal) == (1, "", said)
+
+
+def test_any_other_error_is_clickhouses_text_on_one_line(asked):
+    code, rows, errors = asked("SELECT run, count() FROM scores")
     assert (code, rows) == (1, "")
-    assert errors.startswith("gyre: Code: 47. DB::Exception: ")
-    assert "UNKNOWN_IDENTIFIER" in errors
+    assert errors.startswith("gyre: ClickHouse: Column ")
+    assert "GROUP BY" in errors
+    assert errors.count("\n") == 1
+    assert "FORMAT" not in errors
 
 
-def test_an_unknown_format_is_an_error(asked):
-    assert "UNKNOWN_FORMAT" in asked("SELECT 1", "NoSuchFormat")[2]
-
-
-def test_nobody_can_write_this_way(asked):
-    code, _, errors = asked("INSERT INTO scores_raw (run) VALUES ('x')")
-    assert code == 1
-    assert "READONLY" in errors
+@pytest.mark.parametrize(("sql", "form"), [("SELECT 1", "jsn"), ("SELECT 1 FORMAT jsn", None)])
+def test_an_unknown_format_names_those_there_are(asked, sql, form):
+    assert asked(sql, form)[2].splitlines() == [
+        "gyre: no format 'jsn'. Did you mean json? There is: arrow, csv, json, jsonl, markdown, parquet, pretty, tsv, vertical",
+        'gyre: `gyre sql "SELECT name FROM system.formats WHERE is_output"` lists those of ClickHouse, which can be named too',
+    ]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):

@@ -84,7 +84,7 @@ def from_engine(error: Exception) -> ClickHouseError:
     if start < 0:
         return refusal(1002, "UNKNOWN_EXCEPTION", text or type(error).__name__)
     text = _VERSION.sub("", _PREFIX.sub("", text[start:]))
-    text = re.sub(r"(\([A-Z_0-9]+\))\.? \1$", r"\1", text)
+    text = re.sub(r"(\([A-Z_0-9]+\))(?:\.? \1)+$", r"\1", text)
     text = re.sub(r": In scope SELECT formatQuery\(.*(?=\. \([A-Z_0-9]+\)$)", "", text, flags=re.DOTALL)
     match = re.match(r"Code: (\d+)", text)
     return ClickHouseError(int(match[1]) if match else 1002, text)
