@@ -113,7 +113,7 @@ class Call:
         if finish is Finish.CANCELLED:
             return unavailable("call_cancelled", "the call was cancelled: its execution ends, or the proxy restarts", 1)
         self.heard += self._stream.rest(parsed)
-        usage = Usage(len(self.prompt.ids), len(record.output_ids), record.cached_tokens)
+        usage = Usage(len(self.prompt.ids), len(record.output_ids), record.cached_tokens, self._thought(parsed))
         calls = _wire(record.call, parsed)
         return Answer(record.call, self.requested_at // 1_000_000, parsed.text, parsed.reasoning, calls, finish, usage)
 
@@ -142,6 +142,13 @@ class Call:
 
     def _parsed(self) -> Parsed:
         return self.desk.rendering.parse(self._tail(), self.sampled.ids, self.ask.tools)
+
+    def _thought(self, parsed: Parsed) -> int:
+        """How many of the sampled tokens are reasoning, its marker included."""
+        close, ids = self.desk.rendering.think_close, self.sampled.ids
+        if not parsed.reasoning:
+            return 0
+        return ids.index(close) + 1 if close in ids else len(ids)
 
     async def _record(self, finish: Finish, parsed: Parsed) -> ModelCall:
         """Put the record on the log and wait until it stands there, however long; its clients wait no longer than they may."""

@@ -68,11 +68,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a call; `output` counts the stop token."""
+    """Tokens of a call; `output` counts the stop token and the `reasoning`."""
 
     prompt: int
     output: int
     cached: int
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import orjson
 from gyre_engine.events.calls import Finish
 from gyre_engine.trees.conversation import Author, Message, ToolCall
 from producers.proxy.dialects.body import ignored, limit, load, model_of, text
+from producers.proxy.dialects.openai_errors import error_body, refusal
 from producers.proxy.dialects.port import Whole
 from producers.proxy.exchange import Answer, Ask, Channel, Piece, ProxyError, Usage, malformed
 from producers.proxy.histories import Head, History, one_by_one, read_history
@@ -81,8 +82,7 @@ class Chat:
 
     def error(self, problem: ProxyError) -> Whole:
         """A refusal in OpenAI's shape."""
-        hints = {"retry-after": str(problem.retry_after)} if problem.retry_after is not None else {}
-        return Whole(problem.status, _error(problem), hints)
+        return refusal(problem)
 
 
 class ChatStream:
@@ -114,7 +114,7 @@ class ChatStream:
 
     def broken(self, problem: ProxyError) -> bytes:
         """An error, and the end."""
-        return _event(_error(problem)) + _event(b"[DONE]")
+        return _event(error_body(problem)) + _event(b"[DONE]")
 
     def _chunk(self, fields: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": fields, "logprobs": None, "finish_reason": finish}
@@ -188,19 +188,6 @@ def _call(call: Any, index: int, at: int) -> ToolCall:
     arguments = function.get("arguments", "")
     written = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
     return ToolCall(text(call.get("id")), function["name"], written)
-
-
-def _error(problem: ProxyError) -> bytes:
-    return orjson.dumps(
-        {
-            "error": {
-                "message": problem.message,
-                "type": problem.kind,
-                "param": problem.param,
-                "code": problem.code,
-            }
-        }
-    )
 
 
 def _wire(call: ToolCall) -> dict[str, Any]:

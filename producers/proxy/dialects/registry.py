@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from producers.proxy.dialects.chat import Chat
 from producers.proxy.dialects.port import Dialect
+from producers.proxy.dialects.responses import Responses
 
-DIALECTS: tuple[Dialect, ...] = (Chat(),)
+DIALECTS: tuple[Dialect, ...] = (Chat(), Responses())
