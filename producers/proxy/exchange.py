@@ -68,12 +68,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a call; `output` counts the stop token and the `reasoning`."""
+    """Tokens of a call; `output` counts the stop token."""
 
     prompt: int
     output: int
     cached: int
-    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,11 @@ class Answer:
 
 
 class ProxyError(Exception):
-    """A request that is not answered. `retry_after` (seconds): asking again then may help."""
+    """A request that is not answered.
+
+    retry_after: seconds after which asking again may help
+    tokens:      of a history that is too long: how many it has, and how many there may be
+    """
 
     def __init__(
         self,
@@ -101,6 +104,7 @@ class ProxyError(Exception):
         kind: str = "invalid_request_error",
         param: str | None = None,
         retry_after: int | None = None,
+        tokens: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -109,6 +113,7 @@ class ProxyError(Exception):
         self.kind = kind
         self.param = param
         self.retry_after = retry_after
+        self.tokens = tokens
 
 
 def wrong_key() -> ProxyError:
@@ -140,7 +145,7 @@ def too_long(length: int, limit: int) -> ProxyError:
         f"This model's maximum context length is {limit} tokens. However, your messages resulted in {length} tokens. "
         "Please reduce the length of the messages."
     )
-    return ProxyError(400, "context_length_exceeded", text, param="messages")
+    return ProxyError(400, "context_length_exceeded", text, param="messages", tokens=(length, limit))
 
 
 def unavailable(code: str, message: str, retry_after: int = 5) -> ProxyError:

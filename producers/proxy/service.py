@@ -63,8 +63,7 @@ class Service:
 
     async def open_call(self, execution_id: str, ask: Ask) -> Call:
         """The call that answers a request: a new one, or the one that the same body has asked for already. Raises ProxyError."""
-        if self.settings.models.get(ask.model, self.settings.models.get("*")) is None:
-            raise unknown_model(ask.model, sorted(self.settings.models))
+        self._known(ask.model)
         self._admit(execution_id)
         arrived = time.monotonic_ns()
         await self.desk.outbox.ready(self.settings.wait_limit_s)
@@ -79,6 +78,13 @@ class Service:
             self.counts["joined"] += 1
         call.listeners += 1
         return call
+
+    def count(self, execution_id: str, ask: Ask) -> int:
+        """Tokens of the prompt that a request would make; nothing is opened or kept. Raises ProxyError."""
+        self._known(ask.model)
+        self._admit(execution_id)
+        known = self.executions.get(execution_id) or Execution(execution_id, 1, self.desk.rendering.thinking)
+        return len(prompt_for(known, ask, self.desk.rendering).ids)
 
     async def close(self, execution_id: str) -> Closed:
         """Refuse new calls, abort open ones, and log how many records there are. Raises ProxyError (503) while the log is away."""
@@ -132,6 +138,10 @@ class Service:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout)
         await self.desk.outbox.settle(timeout)
+
+    def _known(self, model: str) -> None:
+        if self.settings.models.get(model, self.settings.models.get("*")) is None:
+            raise unknown_model(model, sorted(self.settings.models))
 
     def _admit(self, execution_id: str) -> str:
         match = _ATTEMPT.match(execution_id)
