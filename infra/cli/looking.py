@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from rich.tree import Tree
 from gyre_engine.events import Recorded
 from gyre_engine.events.calls import TreeClosed
 from gyre_engine.events.training import GroupAdmitted
+from gyre_engine.log.consumer import Health
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.port import Log
 from gyre_engine.log.runs import RunInfo, list_runs
@@ -24,6 +25,7 @@ from infra.cli.usage import READABLE
 from infra.stack.health import reported
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
+from infra.supervisor.spec import ProcessStatus, State
 from infra.supervisor.state import read_state
 
 
@@ -101,24 +103,38 @@ def _plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def status(console: Console) -> int:
-    """The processes of this folder's stack and its addresses; 0 where it runs. Off a terminal: tab-separated lines.
+COLUMNS = ("process", "state", "pid", "restarts", "lag", "last exit")
+NUMBERS = ("pid", "restarts", "lag")
 
-    `lag`: events that a consumer has yet to read.
-    """
+
+def status_rows(processes: Iterable[ProcessStatus], health: Mapping[str, Health]) -> list[tuple[str, ...]]:
+    """COLUMNS of each process. The lag is empty for what is no consumer, and for one that does not run: it was said long ago."""
+    return [
+        (p.name, p.state.value, str(p.pid), str(p.restarts), str(health[p.name].lag) if _tells(p, health) else "", p.last_exit)
+        for p in processes
+    ]
+
+
+def _tells(process: ProcessStatus, health: Mapping[str, Health]) -> bool:
+    return process.name in health and process.state is State.RUNNING
+
+
+def status(console: Console) -> int:
+    """The processes of this folder's stack and its addresses; 0 where it runs. Off a terminal: tab-separated lines."""
     folder = StackFolder.here()
     state = read_state(folder.root)
     if state is None or not state.serving:
         raise CommandError(
             f"no stack runs in {folder.root}: `gyre run EXPERIMENT.toml` starts one, `gyre runs` lists what was run"
         )
-    lags = {name: str(health.lag) for name, health in reported(folder.health).items()}
-    rows = [(p.name, p.state.value, str(p.pid), str(p.restarts), lags.get(p.name, ""), p.last_exit) for p in state.processes]
+    rows = status_rows(state.processes, reported(folder.health))
     if not console.is_terminal:
         for row in [*rows, *((name, str(value)) for name, value in state.facts.items())]:
             print("\t".join(row))
         return 0
-    table = Table("process", "state", "pid", "restarts", "lag", "last exit")
+    table = Table(caption="lag: events on the log that a consumer has yet to read", caption_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in NUMBERS else "left")
     for row in rows:
         table.add_row(*row)
     console.print(table)

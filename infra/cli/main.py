@@ -227,7 +227,7 @@ def up() -> None:
 @app.command(epilog=example("status"))
 @plainly
 def status() -> None:
-    """The processes of this folder's stack."""
+    """The processes of this folder's stack, how far each consumer is behind (lag, in events), and the addresses."""
     from infra.cli.looking import status as show
 
     raise typer.Exit(show(Console()))

@@ -21,7 +21,7 @@ from gyre_engine.training.fingerprint import differences, fingerprint
 from infra.cli.attach import attach
 from infra.cli.errors import CommandError
 from infra.stack.layout import StackFolder
-from infra.stack.session import Session, versions
+from infra.stack.session import Session, StackEnded, versions
 from infra.supervisor.spec import SupervisorEvent
 
 STATED = {"ended", "restarting", "gave-up"}
@@ -54,6 +54,9 @@ def train(config: Config, folder: StackFolder, console: Console, *, resume: str 
         except Interrupted:
             outcome, reason = "stopped", "interrupted"
             raise
+        except StackEnded as error:
+            reason = str(error)
+            raise CommandError(reason) from error
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error)[:500]}"
             raise
