@@ -53,9 +53,19 @@ def ignored(fields: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
 def _mended(body: bytes, error: Exception) -> Any:
     """What orjson refuses but JSON allows: escapes of lone surrogates, which become U+FFFD."""
     try:
-        return _whole(json.loads(body))
+        return _whole(json.loads(body, parse_int=_number, parse_constant=_no_json))
     except (ValueError, RecursionError):
         raise malformed(f"the body is not valid JSON: {error}") from error
+
+
+def _number(digits: str) -> int | float:
+    """An integer as orjson reads it: beyond 64 bits it is a float."""
+    value = int(digits) if len(digits) <= 20 else float(digits)
+    return value if -(1 << 63) <= value < 1 << 64 else float(digits)
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _whole(value: Any) -> Any:

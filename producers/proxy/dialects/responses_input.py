@@ -1,7 +1,8 @@
 """The items of a Responses request as messages.
 
-An assistant's turn spans items: reasoning, a message, calls. What stands side by side is one turn, except that reasoning after
-anything else, a second text, or a call of another recorded answer begins the next one.
+An assistant's turn spans items: reasoning, a message, calls, in whatever order a client keeps them. What stands side by side is one
+turn, except that a second reasoning, a second text, or a call of another recorded answer begins the next one: clients that lost a
+connection send what they had of the first answer before the second.
 """
 
 from __future__ import annotations
@@ -45,9 +46,7 @@ class _Turn:
 
     def takes(self, part: _Part) -> bool:
         """Whether `part` belongs to this turn."""
-        if part.reasoning and (self.reasoning or self.text or self.calls):
-            return False
-        if part.text and self.text:
+        if (part.reasoning and self.reasoning) or (part.text and self.text):
             return False
         return part.call is None or not self.calls or _one_answer(self.calls[-1].id, part.call.id)
 
