@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example test test-all bench lint clean install-sglang
+.PHONY: help install quickstart example test test-all bench lint clean install-sglang install-harnesses
 
 help:  ## List the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -35,6 +35,13 @@ infra/sglang/.venv/.installed: infra/sglang/pyproject.toml infra/sglang/uv.lock 
 
 install-sglang: infra/sglang/.venv/.installed  ## Install SGLang's own environment (real SGLang, on the CPU where there is no GPU)
 
+infra/harnesses/node_modules/.installed: infra/harnesses/package.json infra/harnesses/package-lock.json .venv/.installed
+	@echo "installing the agent clients into infra/harnesses/node_modules/ (some 700 MB)"
+	@$(BIN)/python -m infra.harnesses
+	@touch $@
+
+install-harnesses: infra/harnesses/node_modules/.installed  ## Install Claude Code, Codex CLI and Qwen Code, pinned, from npm
+
 quickstart: install $(if $(filter sglang,$(ENGINE)),install-sglang)  ## Train a tiny model on real programming tasks (SEED=n, ENGINE=native|sglang)
 	@$(BIN)/python -m examples.quickstart.run --seed $(SEED) --engine $(ENGINE)
 
@@ -49,7 +56,7 @@ test: install  ## Tests on real Kafka, Faust, Megatron, chDB (<= 15 minutes on 2
 	@$(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache
 	@$(BIN)/pytest -m "not slow"
 
-test-all: install install-sglang  ## The slow legs: kills, real SGLang, mini-swe-agent
+test-all: install install-sglang install-harnesses  ## The slow legs: kills, real SGLang, real agent clients
 	@$(BIN)/pytest -m slow
 
 bench: install  ## A benchmark (NAME=log|proxy|...); its last line is one JSON object
@@ -57,4 +64,4 @@ bench: install  ## A benchmark (NAME=log|proxy|...); its last line is one JSON o
 	@$(BIN)/python -m tests.bench.bench_$(NAME)
 
 clean:  ## Remove environments, runs and caches of this folder
-	@rm -rf .venv .tools .gyre infra/sglang/.venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .tools .gyre infra/sglang/.venv infra/harnesses/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -25,9 +25,9 @@ _AT_LEAST_ZERO = (
     "eval.every", "eval.tasks", "optimizer.warmup_steps",
 )  # fmt: skip
 _ONE_OF = {
-    "cells.engine": ("native", "sglang"),
+    "cells.engine": ("native", "sglang", "scripted"),
     "runner.sandbox": ("bubblewrap", "none"),
-    "harness.name": ("mini", "mini-swe-agent", "command"),
+    "harness.name": ("mini", "mini-swe-agent", "claude-code", "codex", "qwen-code", "command"),
     "scheduling.policy": ("elastic",),
     "eval.split": SPLITS,
     "eval.before": ("", *SPLITS),
@@ -116,6 +116,9 @@ def _relations(config: Config) -> Iterator[Problem]:
     if config.harness.name == "command" and not config.harness.command:
         text = 'harness.name is "command" but harness.command is empty: give the command line to run'
         yield Problem(text, (("harness", "command"), ("harness", "name")))
+    if config.cells.engine == "scripted" and not config.cells.script:
+        text = 'cells.engine is "scripted" but cells.script is empty: name the TOML file with its answers'
+        yield Problem(text, (("cells", "script"), ("cells", "engine")))
 
 
 def _get(config: Config, name: str) -> Any:

@@ -126,5 +126,6 @@ def _resolve_paths(config: Config, folder: Path) -> Config:
         return path if not path or "://" in path else str((folder / path).resolve())
 
     model = dataclasses.replace(config.model, path=absolute(config.model.path))
+    cells = dataclasses.replace(config.cells, script=absolute(config.cells.script))
     data = tuple(dataclasses.replace(d, path=absolute(d.path), name=d.name or Path(d.path).name) for d in config.data)
-    return dataclasses.replace(config, model=model, data=data)
+    return dataclasses.replace(config, model=model, cells=cells, data=data)

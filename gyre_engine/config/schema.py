@@ -56,7 +56,8 @@ class CellsConfig:
     """Cells: what samples and trains."""
 
     count: int = opt(3, "K: number of cells; cell 0 is the core.")
-    engine: str = opt("native", "native (torch on the CPU) or sglang.")
+    engine: str = opt("native", "native (torch on the CPU), sglang, or scripted (plays the answers in `script`).")
+    script: str = opt("", "For `scripted`: a TOML file of answers, as docs/harnesses.md shows.")
     capacity: int = opt(64, "C_e: executions that one cell serves at once.")
     kv_tokens: int = opt(65536, "Tokens in the KV cache of one engine.")
     lease_s: float = opt(60.0, "A member of a step that shows no progress for this long is released.")
@@ -112,7 +113,7 @@ class RunnerConfig:
 class HarnessConfig:
     """The agent."""
 
-    name: str = opt("mini", "mini, mini-swe-agent or command.")
+    name: str = opt("mini", "mini, mini-swe-agent, claude-code, codex, qwen-code or command.")
     command: str = opt("", "For `command`: a line with {base_url}, {api_key}, {model}, {workspace}, {instruction}.")
     system: str = opt("", "For `mini`: the system message; empty: its own.")
     tools: tuple[str, ...] = opt(("write", "bash"), "For `mini`: the tools that it offers.")

@@ -7,12 +7,16 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from consumers.scoring.loading import ScorerError, load_scorer
 from gyre_engine.config import Config, ConfigError, DataSourceConfig, Problem
+from gyre_engine.sampling.script_file import ScriptUnreadable, read_script
 from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
 from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task
 from infra.sglang.launch import PYTHON as SGLANG
 from infra.stack import wiring
+from producers.runner.harnesses import HarnessError, find_harness
 
 TASKS_TOLD = 5
 """Broken tasks of one source that are told one by one; the rest is counted."""
@@ -20,7 +24,7 @@ TASKS_TOLD = 5
 
 def check_before_start(config: Config) -> None:
     """Raises one ConfigError with everything that would keep the run from starting: each the thing and the remedy."""
-    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_model, _splits, _tasks, _engine, _scorer, _sandbox)
+    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_model, _splits, _tasks, _engine, _harness, _scorer, _sandbox)
     if wrong := [problem for check in checks for problem in check(config)]:
         raise ConfigError(*wrong)
 
@@ -103,6 +107,18 @@ def _task_error(folder: Path) -> str:
 def _engine(config: Config) -> Iterator[Problem]:
     if config.cells.engine == "sglang" and not SGLANG.exists():
         yield Problem('cells.engine is "sglang", which is not installed: `make install-sglang`', (("cells", "engine"),))
+    if config.cells.engine == "scripted" and os.access(tokenizer := Path(config.model.path, "tokenizer.json"), os.R_OK):
+        try:
+            read_script(config.cells.script, Tokenizer.from_file(str(tokenizer)))
+        except ScriptUnreadable as error:
+            yield Problem(f"cells.script: {error}", (("cells", "script"),))
+
+
+def _harness(config: Config) -> Iterator[Problem]:
+    try:
+        find_harness(wiring.harness(config))
+    except HarnessError as error:
+        yield Problem(str(error), (("harness", "name"),))
 
 
 def _scorer(config: Config) -> Iterator[Problem]:

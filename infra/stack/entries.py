@@ -66,10 +66,15 @@ def cell_agent(folder: str, position: int) -> None:
 
 
 def engine(folder: str, position: int) -> None:
-    from producers.cells.engine_server import run_engine_server
+    from producers.cells.engine_server import run_engine_server, run_scripted_server
 
     launch, _ = _begin(folder)
     config, url = launch.settings, urlsplit(launch.engine_urls[position])
+    if config.cells.engine == "scripted":
+        return run_scripted_server(
+            config.model.path, config.cells.script, "0", host=url.hostname or "127.0.0.1", port=url.port or 0,
+            kv_capacity=config.cells.kv_tokens, max_context=config.model.context,
+        )  # fmt: skip
     run_engine_server(
         config.model.path, "0", host=url.hostname or "127.0.0.1", port=url.port or 0, kv_capacity=config.cells.kv_tokens,
         max_batch=config.cells.capacity, max_context=config.model.context, paused=True,

@@ -65,9 +65,10 @@ def _engine(config: Config, launch: Launch, name: str, position: int, args: dict
         # SGLang starts processes of its own: in a namespace of pids they end with it, whatever ends it.
         apart = (find_bwrap(), "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid", "--die-with-parent")
         return ProcessSpec(f"{name}-engine", argv=(*apart, *command.argv), env=command.env, stage=ACTING, restart=PATIENT)
-    return ProcessSpec(
-        f"{name}-engine", target=f"{ENTRIES}:engine", args=args, heavy=True, parent=ENGINES, stage=ACTING, restart=PATIENT
-    )
+    target = f"{ENTRIES}:engine"
+    if config.cells.engine == "scripted":
+        return ProcessSpec(f"{name}-engine", target=target, args=args, stage=ACTING, restart=PATIENT)
+    return ProcessSpec(f"{name}-engine", target=target, args=args, heavy=True, parent=ENGINES, stage=ACTING, restart=PATIENT)
 
 
 def _sglang(config: Config, url: str) -> SGLangLaunch:

@@ -125,7 +125,15 @@ def sources(config: Config) -> tuple[Source, ...]:
 
 def harness(config: Config) -> HarnessSettings:
     h = config.harness
-    return HarnessSettings(name=h.name, command=h.command, system=h.system, tools=h.tools, check=h.check, max_turns=h.max_turns)
+    return HarnessSettings(
+        name=h.name,
+        command=h.command,
+        system=h.system,
+        tools=h.tools,
+        check=h.check,
+        max_turns=h.max_turns,
+        context=config.model.context,
+    )
 
 
 def evaluation(config: Config) -> EvaluationPlan:

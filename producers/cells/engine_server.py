@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -20,8 +21,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+from tokenizers import Tokenizer
 
 from gyre_engine.sampling.port import Completion, GenerateRequest, InferenceEngine
+from gyre_engine.sampling.script_file import read_script
+from gyre_engine.sampling.scripted import ScriptedEngine
 from gyre_engine.transfer.tcp import TcpTransfer
 from producers.cells.engine_kv import KvDesk
 from producers.cells.engine_wire import (
@@ -97,6 +101,15 @@ def run_engine_server(
     engine = NativeEngine(folder, version, kv_capacity=kv_capacity, max_batch=max_batch, max_context=max_context)
     kv = KvDesk(engine, TcpTransfer(host, secret=kv_secret)) if kv_secret else None
     serve(engine, host, port, paused=paused, kv=kv)
+
+
+def run_scripted_server(
+    folder: str, script: str, version: str, *, host: str, port: int, kv_capacity: int, max_context: int
+) -> None:
+    """Serve an engine that plays a script through the tokenizer of a model's folder, until SIGTERM. Raises ScriptUnreadable."""
+    play = read_script(script, Tokenizer.from_file(str(Path(folder, "tokenizer.json"))))
+    engine = ScriptedEngine(play, version=version, kv_capacity=kv_capacity, max_context=max_context)
+    serve(engine, host, port, paused=True)
 
 
 def serve(engine: InferenceEngine, host: str, port: int, *, paused: bool = False, kv: KvDesk | None = None) -> None:

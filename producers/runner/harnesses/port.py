@@ -41,6 +41,8 @@ class HarnessSettings:
     patience_s: float = 180.0
     """How long the agent asks again while the endpoint is away or answers 429 or 5xx."""
     call_limit_s: float = 900.0
+    context: int = 0
+    """Longest prompt + output in tokens, for clients that make room in time; 0: not told to them."""
 
 
 @dataclass(frozen=True, slots=True)

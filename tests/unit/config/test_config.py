@@ -33,7 +33,7 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ('[batch]\ngroups = "many"\n', r"line 2: batch.groups must be int \(a whole number\), got 'many' \(str\)"),
         ("[batch]\ngroups = 0\n", "batch.groups must be at least 1, got 0"),
         ("[batch]\ngroups = true\n", "batch.groups must be int"),
-        ('[cells]\nengine = "vllm"\n', "cells.engine must be one of native, sglang; got 'vllm'"),
+        ('[cells]\nengine = "vllm"\n', "cells.engine must be one of native, sglang, scripted; got 'vllm'"),
         ("[batch]\ngroup_size = 1\n", "no group could train"),
         ('[harness]\nname = "command"\n', "harness.command is empty"),
         ('[[data]]\npath = "x"\nsplit = "dev"\n', "data.split must be train, val or test; got 'dev'"),

@@ -1,0 +1,1 @@
+"""The agent clients that come from npm: package.json and package-lock.json pin versions and hashes, `install` puts them here."""
