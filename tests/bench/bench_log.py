@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ EXECUTIONS = int(os.environ.get("EXECUTIONS", "500"))
 REPEATS = 3
 WINDOWS = 10
 LIMIT_S = 240.0
+GROUP = "streams-trajectory-trees"
 
 WORKER = """
 import sys
@@ -48,7 +50,8 @@ from gyre_engine.admission import AdmissionSettings
 from gyre_engine.log.settings import KafkaSettings
 from streams.process import run
 from streams.settings import StreamsSettings
-run(StreamsSettings(KafkaSettings(sys.argv[1]), sys.argv[2], AdmissionSettings("verifier", "1"), ("trajectory-trees",)))
+servers, name, data = sys.argv[1:]
+run(StreamsSettings(KafkaSettings(servers), name, AdmissionSettings("verifier", "1"), ("trajectory-trees",), data=data))
 """
 
 PASS_THROUGH = """
@@ -62,7 +65,8 @@ from gyre_engine.log.settings import KafkaSettings
 from streams.app import configuration
 from streams.settings import StreamsSettings
 
-settings = StreamsSettings(KafkaSettings(sys.argv[1]), sys.argv[2], AdmissionSettings("", ""))
+servers, name, data = sys.argv[1:]
+settings = StreamsSettings(KafkaSettings(servers), name, AdmissionSettings("", ""), data=data)
 log = KafkaLog(settings.kafka, settings.run)
 app = faust.App(settings.app_id + "-pass", **{**configuration(settings), "consumer_group_instance_id": "pass"})
 source = app.topic(full_name("gyre", settings.run, "model-calls"), key_type=bytes, value_type=bytes)
@@ -133,8 +137,16 @@ def fill(log: KafkaLog) -> int:
     return CALLS * EXECUTIONS
 
 
-def start(code: str, settings: KafkaSettings, run: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", code, settings.bootstrap_servers, run])
+@contextmanager
+def working(code: str, log: KafkaLog) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker on the log's run, with a data folder of its own; it is ended afterwards where it still lives."""
+    with tempfile.TemporaryDirectory() as data:
+        worker = subprocess.Popen([sys.executable, "-c", code, log.settings.bootstrap_servers, log.run, data])
+        try:
+            yield worker
+        finally:
+            worker.terminate()
+            worker.wait(60)
 
 
 def windows(log: KafkaLog, topic: str, count: int) -> list[float]:
@@ -167,12 +179,8 @@ def _counted(log: KafkaLog, topic: str, count: int) -> Iterator[int]:
 
 def live(log: KafkaLog, code: str, topic: str, count: int) -> float:
     """Median events a second of a worker over everything that stands on the log."""
-    worker = start(code, log.settings, log.run)
-    try:
+    with working(code, log):
         return statistics.median(windows(log, topic, count))
-    finally:
-        worker.terminate()
-        worker.wait(60)
 
 
 def restarts(log: KafkaLog) -> tuple[list[float], list[float]]:
@@ -182,18 +190,32 @@ def restarts(log: KafkaLog) -> tuple[list[float], list[float]]:
     took: list[float] = []
     for repeat in range(REPEATS):
         since = time.monotonic()
-        worker = start(WORKER, log.settings, log.run)
-        _round_trip(log, follower, model_call(f"r{repeat}.0.0", 0, 60, 40, random))
-        took.append(time.monotonic() - since)
-        if repeat < REPEATS - 1:
-            time.sleep(2.0)  # positions are committed every second
+        with working(WORKER, log) as worker:
+            _round_trip(log, follower, model_call(f"r{repeat}.0.0", 0, 60, 40, random))
+            took.append(time.monotonic() - since)
+            _until_committed(log)
+            if repeat == REPEATS - 1:
+                latencies = [1000 * _round_trip(log, follower, model_call(f"l{n}.0.0", 0, 60, 40, random)) for n in range(200)]
             worker.kill()
-            worker.wait()
-    latencies = [1000 * _round_trip(log, follower, model_call(f"l{n}.0.0", 0, 60, 40, random)) for n in range(200)]
-    worker.terminate()
-    worker.wait(60)
     follower.close()
     return took, latencies
+
+
+def _until_committed(log: KafkaLog) -> None:
+    """Wait until the worker's group holds the positions of all calls: the next one begins there."""
+    until = time.monotonic() + LIMIT_S
+    while (left := _uncommitted(log)) > 0:
+        if time.monotonic() > until:
+            raise TimeoutError(f"the group {GROUP} has {left} events uncommitted after {LIMIT_S:.0f} s")
+        time.sleep(0.05)
+
+
+def _uncommitted(log: KafkaLog) -> int:
+    at = log.follow(["model-calls"], group=GROUP)
+    try:
+        return at.lag()
+    finally:
+        at.close()
 
 
 def _round_trip(log: KafkaLog, follower: object, call: ModelCall) -> float:

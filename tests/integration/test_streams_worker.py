@@ -42,10 +42,10 @@ from gyre_engine.log.settings import KafkaSettings
 from streams.process import derivations, end_process, run, serve
 from streams.settings import ALL, StreamsSettings
 
-servers, partitions, name, instance, only, trap = sys.argv[1:]
+servers, partitions, name, instance, data, only, trap = sys.argv[1:]
 kafka = KafkaSettings(servers, partitions=int(partitions))
 chosen = tuple(only.split(",")) if only else ALL
-settings = StreamsSettings(kafka, name, AdmissionSettings("verifier", "1"), chosen, instance, session_s=6.0)
+settings = StreamsSettings(kafka, name, AdmissionSettings("verifier", "1"), chosen, instance, session_s=6.0, data=data)
 if not trap:
     run(settings)
 else:
@@ -68,14 +68,22 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def start(kafka_settings: KafkaSettings) -> Iterator[Start]:
+def start(kafka_settings: KafkaSettings, tmp_path: Path) -> Iterator[Start]:
     """Starts a worker on a run; whatever still lives is killed afterwards."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(
         run: str, *, only: str = "", instance: str = "0", trap: Path | None = None, settings: KafkaSettings = kafka_settings
     ) -> subprocess.Popen[str]:
-        told = [settings.bootstrap_servers, str(settings.partitions), run, instance, only, str(trap or "")]
+        told = [
+            settings.bootstrap_servers,
+            str(settings.partitions),
+            run,
+            instance,
+            str(tmp_path / "faust"),
+            only,
+            str(trap or ""),
+        ]
         started.append(subprocess.Popen([sys.executable, "-c", WORKER, *told], stderr=subprocess.PIPE, text=True))
         return started[-1]
 
