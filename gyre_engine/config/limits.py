@@ -27,6 +27,7 @@ _AT_LEAST_ZERO = (
 _ONE_OF = {
     "cells.engine": ("native", "sglang", "scripted"),
     "runner.sandbox": ("bubblewrap", "none"),
+    "runner.task_filter": ("none", "pass-rate"),
     "harness.name": ("mini", "mini-swe-agent", "claude-code", "codex", "qwen-code", "command"),
     "scheduling.policy": ("elastic",),
     "eval.split": SPLITS,

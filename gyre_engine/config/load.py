@@ -102,13 +102,13 @@ def _override(tree: dict[str, Any], override: str) -> list[Problem]:
     name, sign, value = override.partition("=")
     keys = name.strip().split(".")
     if not sign or len(keys) < 2 or not all(keys):
-        return [Problem(f"--set {override}: write section.key=value, e.g. batch.groups=8", (keys_of(name),))]
+        return [Problem(f"write section.key=value, e.g. batch.groups=8; got {override!r}", (keys_of(name),))]
     inner: Any = tree
     for depth, key in enumerate(keys[:-1], 1):
         inner = inner.setdefault(key, {})
         if not isinstance(inner, dict):
             parent = ".".join(keys[:depth])
-            return [Problem(f"--set {override}: {parent} is no section whose keys can be set", (keys_of(name),))]
+            return [Problem(f"{parent} is no section whose keys can be set", (keys_of(name),))]
     inner[keys[-1]] = _plain(value)
     return []
 

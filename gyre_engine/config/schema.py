@@ -103,6 +103,7 @@ class RunnerConfig:
     sandbox: str = opt("bubblewrap", "bubblewrap, or none (agents run with your rights: only for tasks you trust).")
     overall_timeout_s: float = opt(14400.0, "Wall clock limit of an execution; beyond it the execution is discarded.")
     harness_timeout_s: float = opt(0.0, "Served time limit; 0: the task's [agent] timeout_sec.")
+    task_filter: str = opt("none", "none, or pass-rate: tasks whose last group always or never solved them are not drawn again.")
     attempts: int = opt(3, "Attempts at one place of a group (lost engines, environments that do not come up).")
     memory_mb: int = opt(2048, "Memory of one workspace's processes.")
     processes: int = opt(128, "Processes of one workspace.")
@@ -159,6 +160,16 @@ class SelectionConfig:
     roles: tuple[str, ...] = opt(
         ("main", "main-summary", "sub-agent", "sub-agent-summary"), "Roles that are trained, in falling priority."
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleConfig:
+    """A rule that says the role of a model call, where structure would say another; the first that holds counts."""
+
+    role: str = opt("side", "main, main-summary, sub-agent, sub-agent-summary, side or abandoned.")
+    system: str = opt("", "Regular expression, searched in the call's system text.")
+    user: str = opt("", "Regular expression, searched in its last user message.")
+    tools: str = opt("any", "Whether it offers tools: any, some or none.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +243,7 @@ class Config:
     batch: BatchConfig = opt(BatchConfig, "")
     group: GroupConfig = opt(GroupConfig, "")
     selection: SelectionConfig = opt(SelectionConfig, "")
+    roles: tuple[RoleConfig, ...] = opt((), "Rules of roles.")
     loss: LossConfig = opt(LossConfig, "")
     optimizer: OptimizerConfig = opt(OptimizerConfig, "")
     scoring: ScoringConfig = opt(ScoringConfig, "")

@@ -51,9 +51,7 @@ def evaluate(
 def _config(what: str, experiment: Path | None, folder: StackFolder) -> Config:
     run, at, step = what.rpartition("@")
     if not at:
-        if experiment is None:
-            raise CommandError("to evaluate a model folder, say with --config EXPERIMENT.toml how (data, harness, sampling)")
-        return _with_model(load_config(experiment), Path(what).resolve())
+        return _of_folder(Path(what).resolve(), experiment)
     with attach(run, folder) as attached, attached.log() as log:
         config = config_from_json(attached.info.started.config)
         stored = {r.event.step: r.event.url for r in log.read("training") if isinstance(r.event, Checkpointed)}
@@ -66,6 +64,14 @@ def _config(what: str, experiment: Path | None, folder: StackFolder) -> Config:
             f"the checkpoint of step {step} lies at {url}: copy it to a local folder and evaluate that with --config"
         )
     return _with_model(config, model)
+
+
+def _of_folder(model: Path, experiment: Path | None) -> Config:
+    if not model.is_dir():
+        raise CommandError(f"{model} is no folder with a model; a checkpoint is named RUN@STEP, e.g. latest@20")
+    if experiment is None:
+        raise CommandError("to evaluate a model folder, say with --config EXPERIMENT.toml how (data, harness, sampling)")
+    return _with_model(load_config(experiment), model)
 
 
 def _with_model(config: Config, folder: Path) -> Config:

@@ -82,7 +82,7 @@ def run(
 def replay(
     run: Run = "latest",
     verify: Annotated[bool, typer.Option("--verify", help="Compare every step with the log.")] = False,
-    until: Annotated[int, typer.Option(help="Last step to make; 0: all.")] = 0,
+    until: Annotated[int, typer.Option(min=0, help="Last step to make; 0: all.")] = 0,
     set_: Overrides = None,
 ) -> None:
     """Train again from the log and the initial weights alone."""
@@ -188,8 +188,8 @@ def evaluate(
     ],
     split: Annotated[str, typer.Option(help="train, val or test.")] = "val",
     config: Annotated[Path | None, typer.Option(help="For a model folder: the experiment that says how.")] = None,
-    tasks: Annotated[int, typer.Option(help="Tasks; 0: all of the split.")] = 0,
-    samples: Annotated[int, typer.Option(help="Executions a task.")] = 1,
+    tasks: Annotated[int, typer.Option(min=0, help="Tasks; 0: all of the split.")] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="Executions a task.")] = 1,
 ) -> None:
     """Evaluate a checkpoint or a model; nothing is trained."""
     from infra.cli.judging import evaluate as measure

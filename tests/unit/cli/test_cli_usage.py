@@ -77,6 +77,8 @@ def test_run_needs_an_experiment_or_a_run_and_not_both(gyre):
         (("statsu",), "Did you mean 'status'?"),
         (("run", "--chekc"), "no such option: --chekc"),
         (("replay", "--until", "x"), "--until"),
+        (("replay", "--until", "-1"), "--until"),
+        (("eval", "latest@1", "--samples", "0"), "--samples"),
     ],
 )
 def test_unknown_words_are_named_with_the_nearest(gyre, arguments, said):
@@ -135,3 +137,14 @@ def test_a_run_is_told_the_same_before_anything_starts(gyre, tmp_path: Path):
     assert "gyre: config error in exp.toml, line 2: model.path: " in err
     assert "gyre: config error in exp.toml: no [[data]] source" in err
     assert not (tmp_path / ".gyre" / "kafka").exists()
+
+
+def test_a_model_that_is_not_there_is_named_as_it_was_given_and_not_as_the_configs(gyre, tmp_path: Path):
+    (tmp_path / "exp.toml").write_text("[run]\nsteps = 3\n")
+    for more in ((), ("--config", "exp.toml")):
+        status, _, err = gyre("eval", "nowhere", *more)
+        assert status == 1
+        assert err == f"gyre: {tmp_path}/nowhere is no folder with a model; a checkpoint is named RUN@STEP, e.g. latest@20\n"
+    (tmp_path / "model").mkdir()
+    status, _, err = gyre("eval", "model")
+    assert (status, "say with --config EXPERIMENT.toml how" in err) == (1, True)
