@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from producers.runner.harnesses.claude_code import ClaudeCode
+from producers.runner.harnesses.codex import Codex
 from producers.runner.harnesses.command import Command
 from producers.runner.harnesses.mini import Mini
 from producers.runner.harnesses.mini_swe_agent import MiniSweAgent
@@ -15,6 +16,7 @@ _HARNESSES: Mapping[str, Callable[[HarnessSettings], Harness]] = {
     "mini": Mini,
     "mini-swe-agent": MiniSweAgent,
     "claude-code": ClaudeCode,
+    "codex": Codex,
     "qwen-code": QwenCode,
     "command": Command,
 }
