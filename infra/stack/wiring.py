@@ -109,7 +109,7 @@ def runner(launch: Launch, folder: StackFolder) -> RunnerSettings:
     r = config.runner
     return RunnerSettings(
         plan=class_plan(config), group_size=config.batch.group_size,
-        sources=sources(config),
+        sources=sources(config), task_filter=r.task_filter,
         harness=harness(config), evaluation=evaluation(config), seed=config.run.seed, max_concurrent=r.max_concurrent,
         overall_timeout_s=r.overall_timeout_s, harness_timeout_s=r.harness_timeout_s, attempts=r.attempts,
         sandboxed=r.sandbox == "bubblewrap", limits=limits(config), workspaces=folder.root / "workspaces" / launch.run,

@@ -44,6 +44,7 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ("[sampling]\ntemperature = 0\n", "sampling.temperature must be above 0"),
         ('[loss]\nname = "xx"\n', "loss.name must be one of ppo, grpo, reinforce, gspo; got 'xx'"),
         ("[run]\ncheckpoint_keep = -1\n", "run.checkpoint_keep must be at least 0"),
+        ('[runner]\ntask_filter = "hard"\n', "runner.task_filter must be one of none, pass-rate; got 'hard'"),
         ('[eval]\nafter = "nope"\n', "eval.after must be one of"),
         ('[run]\nname = "a.b"\n', "line 2: run.name must be a word of letters, digits, - and _"),
         ("[proxy]\nport = 70000\n", "line 2: proxy.port must be at least 0 and at most 65535, got 70000"),
