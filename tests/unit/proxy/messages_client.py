@@ -36,6 +36,28 @@ def said(message: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in message.content]}
 
 
+def blocks(events: list[Any]) -> list[tuple[str, str]]:
+    """What the blocks hold; each has one start and one stop, and only deltas that fit it."""
+    found: list[tuple[str, str]] = []
+    open_at = None
+    fits = {"thinking_delta": "thinking", "signature_delta": "thinking", "text_delta": "text", "input_json_delta": "tool_use"}
+    for event in events:
+        if event.type == "content_block_start":
+            assert open_at is None and event.index == len(found)
+            open_at = event.index
+            found.append((event.content_block.type, ""))
+        elif event.type == "content_block_delta":
+            kind, so_far = found[event.index]
+            assert event.index == open_at and fits[event.delta.type] == kind
+            fields = (getattr(event.delta, name, None) for name in ("thinking", "text", "partial_json"))
+            found[event.index] = (kind, so_far + next((field for field in fields if field), ""))
+        elif event.type == "content_block_stop":
+            assert event.index == open_at
+            open_at = None
+    assert open_at is None
+    return found
+
+
 @dataclass
 class Agent:
     """A client with its history."""
@@ -50,3 +72,8 @@ class Agent:
         message = await client(self.stack).messages.create(**asked)
         self.history.append(said(message))
         return message
+
+    async def turn_streamed(self, **fields: Any) -> Any:
+        """The events of an answer; the history stays as it is."""
+        asked = {"model": "policy", "max_tokens": 1001, "messages": self.history, **self.fields, **fields}
+        return await client(self.stack).messages.create(**asked, stream=True)

@@ -9,7 +9,7 @@ from gyre_engine.events.calls import Continuity, Finish
 from gyre_engine.sampling.port import FinishReason
 from gyre_engine.sampling.scripted import Script
 from tests.unit.proxy.conftest import MakeStack, Stack, tool_call
-from tests.unit.proxy.messages_client import BASH, Agent, client, results
+from tests.unit.proxy.messages_client import BASH, Agent, blocks, client, results
 
 USER: list[Any] = [{"role": "user", "content": "q"}]
 THINKS = "<think>\nlet me see\n</think>\n\non it\n"
@@ -51,28 +51,6 @@ async def test_a_stream_has_every_event_in_the_order_of_the_api(stack: Stack) ->
     [record] = stack.calls()
     assert (end.delta.stop_reason, end.usage.output_tokens) == ("tool_use", len(record.output_ids))
     assert end.usage.input_tokens == record.prompt_tokens
-
-
-def blocks(events: list[Any]) -> list[tuple[str, str]]:
-    """What the blocks hold; each has one start and one stop, and only deltas that fit it."""
-    found: list[tuple[str, str]] = []
-    open_at = None
-    fits = {"thinking_delta": "thinking", "signature_delta": "thinking", "text_delta": "text", "input_json_delta": "tool_use"}
-    for event in events:
-        if event.type == "content_block_start":
-            assert open_at is None and event.index == len(found)
-            open_at = event.index
-            found.append((event.content_block.type, ""))
-        elif event.type == "content_block_delta":
-            kind, so_far = found[event.index]
-            assert event.index == open_at and fits[event.delta.type] == kind
-            fields = (getattr(event.delta, name, None) for name in ("thinking", "text", "partial_json"))
-            found[event.index] = (kind, so_far + next((field for field in fields if field), ""))
-        elif event.type == "content_block_stop":
-            assert event.index == open_at
-            open_at = None
-    assert open_at is None
-    return found
 
 
 async def test_the_clients_own_accumulator_gives_what_a_whole_answer_gives(stack: Stack) -> None:
