@@ -2,6 +2,7 @@
 
 An execution that fits stays whole. A larger one is cut into groups of root-to-leaf paths; each group repeats its prefix
 as context, and every trained token is a target in exactly one piece: the one that holds the end of its trajectory.
+A piece is a micro-step of that execution alone; `packing` lays several side by side.
 """
 
 from __future__ import annotations
@@ -12,26 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.work import ExecutionWork, InvalidWork
 from gyre_engine.losses.aggregates import token_weights
 
 Positions = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """A part of one execution, laid out from token 0; fields as in PackedMicroStep."""
-
-    execution: str
-    ids: NDArray[np.int32]
-    position: NDArray[np.int32]
-    end: NDArray[np.int32]
-    src: NDArray[np.int32]
-    dst: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
-    versions: NDArray[np.int32]
-    weight: NDArray[np.float64]
-    sequence: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,13 +32,13 @@ class _Shape:
     sequence: NDArray[np.int32]
 
 
-def cut(work: ExecutionWork, max_tokens: int, aggregate: str, context: int | None) -> list[Piece]:
+def cut(work: ExecutionWork, max_tokens: int, aggregate: str, context: int | None) -> list[PackedMicroStep]:
     """The pieces of `work`, in depth-first order of their first leaf. Raises InvalidWork: a path beyond the context."""
     if len(work.trained) == 0:
         return []
     shape = _shape(work)
     weight = token_weights(aggregate, work.advantage, work.trained_tokens, shape.sequence)
-    pieces: list[Piece] = []
+    pieces: list[PackedMicroStep] = []
     placed = np.zeros(len(work.trained), dtype=bool)
     for members in _groups(work, shape, max_tokens, context):
         targets = np.flatnonzero(np.isin(shape.home, members) & ~placed)
@@ -152,14 +138,15 @@ def _check_context(work: ExecutionWork, length: int, context: int | None) -> Non
         )
 
 
-def _piece(work: ExecutionWork, shape: _Shape, members: list[int], targets: Positions, weight: NDArray[np.float64]) -> Piece:
+def _piece(
+    work: ExecutionWork, shape: _Shape, members: list[int], targets: Positions, weight: NDArray[np.float64]
+) -> PackedMicroStep:
     kept = shape.kept[members]
     offsets = np.cumsum(kept) - kept
     place = dict(zip(members, offsets.tolist(), strict=True))
     sequence = np.unique(shape.sequence[targets], return_inverse=True)[1]
     src, dst = _rows(work, shape, place, targets)
-    return Piece(
-        execution=work.execution,
+    return PackedMicroStep(
         ids=np.concatenate([work.segments[i].ids[: shape.kept[i]] for i in members]).astype(np.int32, copy=False),
         position=np.concatenate([shape.depths[i] + np.arange(shape.kept[i]) for i in members]).astype(np.int32),
         end=np.repeat(_ends(work, members, offsets + kept), kept).astype(np.int32),
@@ -169,6 +156,7 @@ def _piece(work: ExecutionWork, shape: _Shape, members: list[int], targets: Posi
         versions=work.versions[targets].astype(np.int32, copy=False),
         weight=weight[targets],
         sequence=sequence.astype(np.int32),
+        executions=((work.execution, 0, len(targets)),),
     )
 
 

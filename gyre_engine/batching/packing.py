@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre_engine.batching.cutting import Piece, cut
+from gyre_engine.batching.cutting import cut
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.work import ExecutionWork
 from gyre_engine.losses.aggregates import TWO_LEVEL
@@ -31,11 +31,11 @@ def pack(
     return [_join(bin_) for bin_ in _first_fit(pieces, max_tokens)]
 
 
-def _first_fit(pieces: Sequence[Piece], max_tokens: int) -> list[list[Piece]]:
-    bins: list[list[Piece]] = []
+def _first_fit(pieces: Sequence[PackedMicroStep], max_tokens: int) -> list[list[PackedMicroStep]]:
+    bins: list[list[PackedMicroStep]] = []
     room: list[int] = []
     for piece in pieces:
-        size = len(piece.ids)
+        size = piece.tokens
         slot = next((index for index, free in enumerate(room) if free >= size), None)
         if slot is None:
             bins.append([])
@@ -46,9 +46,9 @@ def _first_fit(pieces: Sequence[Piece], max_tokens: int) -> list[list[Piece]]:
     return bins
 
 
-def _join(pieces: Sequence[Piece]) -> PackedMicroStep:
-    rows = _starts([len(piece.ids) for piece in pieces])
-    targets = _starts([len(piece.dst) for piece in pieces])
+def _join(pieces: Sequence[PackedMicroStep]) -> PackedMicroStep:
+    rows = _starts([piece.tokens for piece in pieces])
+    targets = _starts([piece.targets for piece in pieces])
     sequences = _starts([int(piece.sequence.max()) + 1 for piece in pieces])
     return PackedMicroStep(
         ids=np.concatenate([piece.ids for piece in pieces]),
@@ -60,7 +60,11 @@ def _join(pieces: Sequence[Piece]) -> PackedMicroStep:
         versions=np.concatenate([piece.versions for piece in pieces]),
         weight=np.concatenate([piece.weight for piece in pieces]),
         sequence=_shifted([piece.sequence for piece in pieces], sequences),
-        executions=tuple((p.execution, first, len(p.dst)) for p, first in zip(pieces, targets, strict=True)),
+        executions=tuple(
+            (name, start + first, count)
+            for piece, start in zip(pieces, targets, strict=True)
+            for name, first, count in piece.executions
+        ),
     )
 
 
