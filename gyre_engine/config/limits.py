@@ -10,8 +10,10 @@ from typing import Any
 
 from gyre_engine.config.problems import Keys, Problem, keys_of
 from gyre_engine.config.schema import Config
+from gyre_engine.events.calls import Role
 
 SPLITS = ("train", "val", "test")
+ROLES = tuple(role.value for role in Role)
 NO_LIMIT = math.inf
 
 _AT_LEAST_ONE = (
@@ -54,7 +56,7 @@ _WORD = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 def problems(config: Config) -> list[Problem]:
     """Everything in `config` that cannot work."""
-    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_ranges, _names, _data, _relations)
+    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_ranges, _names, _data, _roles, _relations)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -100,6 +102,23 @@ def _data(config: Config) -> Iterator[Problem]:
             yield Problem(text, (("data", index, "split"),))
         if not source.weight > 0:
             yield Problem(f"data.weight must be above 0, got {source.weight}", (("data", index, "weight"),))
+
+
+def _roles(config: Config) -> Iterator[Problem]:
+    for index, rule in enumerate(config.roles):
+        for key, value, allowed in (("role", rule.role, ROLES), ("tools", rule.tools, ("any", "some", "none"))):
+            if value not in allowed:
+                text = f"roles.{key} must be one of {_listed(allowed)}; got {value!r}{nearest(value, allowed)}"
+                yield Problem(text, (("roles", index, key),))
+        for key, pattern in (("system", rule.system), ("user", rule.user)):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                text = f"roles.{key} is no regular expression: {error} in {pattern!r}"
+                yield Problem(text, (("roles", index, key),))
+        if not rule.system and not rule.user and rule.tools == "any":
+            text = "a rule of [[roles]] must look at something: give system, user or tools"
+            yield Problem(text, (("roles", index),))
 
 
 def _relations(config: Config) -> Iterator[Problem]:

@@ -121,6 +121,8 @@ class ModelCall(Event):
     """What was ignored or mended in the request, e.g. hosted tools."""
     chain: bytes = b""
     """Hash chain of the history up to and with this answer (gyre_engine.trees.conversation); empty where none was delivered."""
+    role: Role | None = None
+    """Told by a rule of the config; where none speaks, structure says it."""
 
     @property
     def prompt_tokens(self) -> int:

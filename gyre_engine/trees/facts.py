@@ -10,9 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from gyre_engine.events import CodecError, Event, Recorded, decode
-from gyre_engine.events.calls import Continuity, ExecutionClosed, ModelCall, ProxyOwns
-
-_CONTINUITY = {c.value: c for c in Continuity}
+from gyre_engine.events.calls import Continuity, ExecutionClosed, ModelCall, ProxyOwns, Role
 
 
 class CallFacts(msgspec.Struct, frozen=True, gc=False):
@@ -23,6 +21,7 @@ class CallFacts(msgspec.Struct, frozen=True, gc=False):
     output:         sampled tokens
     trainable:      whether the policy's tokens may be trained on
     min_version:    oldest weight version that sampled one of its tokens; max_version the newest
+    role:           told by a rule of the config, else None
     """
 
     execution: str
@@ -40,6 +39,7 @@ class CallFacts(msgspec.Struct, frozen=True, gc=False):
     continuity: Continuity
     min_version: int
     max_version: int
+    role: Role | None = None
 
     @property
     def output_start(self) -> int:
@@ -82,6 +82,7 @@ def facts_of(call: ModelCall) -> CallFacts:
         call.continuity,
         min(versions),
         max(versions),
+        call.role,
     )
 
 
@@ -113,9 +114,10 @@ class _Body(msgspec.Struct):
     shape: str
     tools: int
     messages: int
-    continuity: str
+    continuity: Continuity
     parent: str | None
     untrainable: str | None = None
+    role: Role | None = None
 
 
 class _Envelope(msgspec.Struct):
@@ -166,13 +168,8 @@ def _facts(body: _Body) -> CallFacts:
         body.shape,
         body.tools,
         body.messages,
-        _continuity(body.continuity),
+        body.continuity,
         min(versions),
         max(versions),
+        body.role,
     )
-
-
-def _continuity(name: str) -> Continuity:
-    if name not in _CONTINUITY:
-        raise ValueError(f"continuity {name!r} is none of {', '.join(_CONTINUITY)}")
-    return _CONTINUITY[name]

@@ -1,7 +1,7 @@
-"""Roles, inferred from structure alone (learning.md, 5): which calls are the agent's own, and what the others are.
+"""Roles, inferred from structure (learning.md, 5): which calls are the agent's own, and what the others are.
 
-No harness is named here. What is looked at: the shape of a call (its system text and tools), whether it offered tools,
-how many messages it had, where it hangs, and what came after it.
+A role that a rule of the config told stands. No harness is named here. What is looked at: the shape of a call (its system text and
+tools), whether it offered tools, how many messages it had, where it hangs, and what came after it.
 
 - *main*: the shape of the first call that offered tools (where none did: the shape with the most calls, the earliest
   of equals), in whatever context it stands, so also in a new context after a compaction.
@@ -39,9 +39,9 @@ def infer_roles(calls: Sequence[CallFacts]) -> tuple[Role, ...]:
     main = _main_shape(calls)
     roles: list[Role] = []
     for index in range(len(calls)):
-        roles.append(_role(calls, roles, goes_on.get(index), index, main, turning))
+        roles.append(calls[index].role or _role(calls, roles, goes_on.get(index), index, main, turning))
     for index in _abandoned(twins, set(goes_on.values())):
-        if roles[index] is not Role.SIDE:
+        if roles[index] is not Role.SIDE and calls[index].role is None:
             roles[index] = Role.ABANDONED
     return tuple(roles)
 

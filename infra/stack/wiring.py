@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from consumers.analytics.settings import AnalyticsSettings
@@ -18,6 +19,7 @@ from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.tasks import Source
 from gyre_engine.training.replica import Hyper
+from gyre_engine.trees.role_rules import RoleRule
 from gyre_engine.trees.select import SelectionSettings
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
@@ -100,8 +102,13 @@ def proxy(launch: Launch, folder: StackFolder) -> ProxySettings:
         renderer=config.model.renderer,
         models=dict.fromkeys((config.model.name, *config.model.aliases), POLICY),
         sampling=RunSampling(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens),
-        context_limit=config.model.context, wait_limit_s=config.proxy.wait_limit_s,
+        context_limit=config.model.context, wait_limit_s=config.proxy.wait_limit_s, roles=role_rules(config),
     )  # fmt: skip
+
+
+def role_rules(config: Config) -> tuple[RoleRule, ...]:
+    tools = {"any": None, "some": True, "none": False}
+    return tuple(RoleRule(Role(r.role), re.compile(r.system), re.compile(r.user), tools[r.tools]) for r in config.roles)
 
 
 def runner(launch: Launch, folder: StackFolder) -> RunnerSettings:

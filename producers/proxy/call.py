@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gyre_engine.events import Event, derived_id, now_us
-from gyre_engine.events.calls import Finish, ModelCall
+from gyre_engine.events.calls import Finish, ModelCall, Role
 from gyre_engine.events.executions import ToolCalled
 from gyre_engine.sampling.port import Chunk, FinishReason
 from gyre_engine.trees.conversation import Author, Message, ToolCall, link, wire_id
@@ -47,6 +47,7 @@ class Desk:
 class Call:
     """A call that runs or whose answer was not taken yet. Clients with the same body share it.
 
+    role:      told by a rule of the config
     heard:     the pieces of text so far
     outcome:   the recorded answer, or why there is none
     excuse:    why clients should ask again later, while the answer is there and its record is not
@@ -60,6 +61,7 @@ class Call:
     prompt: Prompt
     job: Job
     notes: tuple[str, ...] = ()
+    role: Role | None = None
     requested_at: int = field(default_factory=now_us)
     sampled: Sampled = field(default_factory=Sampled)
     heard: list[Piece] = field(default_factory=list)
@@ -234,6 +236,7 @@ def _record_of(call: Call, finish: Finish, parsed: Parsed) -> ModelCall:
         tools=len(call.ask.tools),
         messages=len(call.ask.messages),
         shape=prompt.shape,
+        role=call.role,
         untrainable=_untrainable(call),
         queued_us=sampled.held_so_far,
         requested_at=call.requested_at,

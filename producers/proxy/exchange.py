@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from gyre_engine.events.calls import Finish
-from gyre_engine.trees.conversation import Message, ToolCall
+from gyre_engine.trees.conversation import Author, Message, ToolCall
 from producers.proxy.histories import History
 
 
@@ -34,6 +34,11 @@ class Ask:
     def messages(self) -> Sequence[Message]:
         """The messages as understood."""
         return self.history.messages
+
+    def said_by(self, author: Author) -> str:
+        """The first system text; of others the last message."""
+        messages = self.messages if author is Author.SYSTEM else reversed(self.messages)
+        return next((message.text for message in messages if message.author is author), "")
 
     @property
     def chains(self) -> Sequence[bytes]:
@@ -68,11 +73,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a call; `output` counts the stop token."""
+    """Tokens of a call; `output` counts the stop token and the `reasoning`."""
 
     prompt: int
     output: int
     cached: int
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,8 +167,7 @@ def _from(spans: Sequence[InputSpan], start: int) -> tuple[InputSpan, ...]:
 
 def shape_of(ask: Ask) -> str:
     """Short hash of the system text and the tools' names: calls of one agent share it."""
-    system = next((message.text for message in ask.messages if message.author is Author.SYSTEM), "")
-    digest = hashlib.blake2b(steady(system).encode("utf-8", "replace"), digest_size=8)
+    digest = hashlib.blake2b(steady(ask.said_by(Author.SYSTEM)).encode("utf-8", "replace"), digest_size=8)
     for name in sorted(_name(tool) for tool in ask.tools):
         digest.update(b"\0" + name.encode("utf-8", "replace"))
     return digest.hexdigest()

@@ -21,6 +21,7 @@ from gyre_engine.events.calls import ExecutionClosed, ProxyOwns
 from gyre_engine.events.executions import ToolReturned
 from gyre_engine.sampling.port import SamplingParams
 from gyre_engine.trees.conversation import Author
+from gyre_engine.trees.role_rules import told_role
 from producers.proxy.call import SHOWN, Call, Desk
 from producers.proxy.exchange import Ask, execution_over, too_long, unavailable, unknown_model
 from producers.proxy.execution import Execution, prompt_for
@@ -175,7 +176,8 @@ class Service:
         )
         rid = f"{execution.id}-{uuid4().hex[:12]}"
         job = Job(execution.id, rid, prompt.ids, params, settings.context_limit, settings.wait_limit_s)
-        call = Call(self.desk, execution, ask, prompt, job)
+        role = told_role(settings.roles, ask.said_by(Author.SYSTEM), ask.said_by(Author.USER), bool(ask.tools))
+        call = Call(self.desk, execution, ask, prompt, job, role=role)
         self.open[execution.id].keep(ask.digest, call)
         self.histories.keep(execution.id, ask.history)
         call.task = self._spawn(call.run())

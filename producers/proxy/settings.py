@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gyre_engine.trees.role_rules import RoleRule
+
 POLICY = "policy"
 
 
@@ -30,6 +32,7 @@ class ProxySettings:
     wait_limit_s:  the longest wait for a cell, an engine or the log, until a retryable error
     quiet_s:       a stream is opened after this long without a token, and kept alive at this pace
     body_limit:    bytes of a request's body
+    roles:         rules that say the role of a call, by its words
     """
 
     model_folder: Path
@@ -44,6 +47,7 @@ class ProxySettings:
     wait_limit_s: float = 1800.0
     quiet_s: float = 10.0
     body_limit: int = 64 << 20
+    roles: tuple[RoleRule, ...] = ()
     name: str = "proxy"
 
     def __post_init__(self) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
 
-from gyre_engine.events.calls import Continuity, Finish
+from gyre_engine.events.calls import Continuity, Finish, Role
 from gyre_engine.events.executions import ToolCalled, ToolReturned
 from gyre_engine.keys import mint
 from gyre_engine.sampling.port import FinishReason, MismatchedOutput
 from gyre_engine.sampling.scripted import Gate, Script, ScriptedEngine
+from gyre_engine.trees.role_rules import RoleRule
 from producers.proxy.rendering import Rendering
 from producers.proxy.settings import RunSampling
 from producers.proxy.tokens import ChatTokenizer
@@ -301,3 +303,12 @@ async def test_a_cancelled_call_keeps_its_finish(make_stack: MakeStack) -> None:
     [record] = stack.calls()
     assert record.finish is Finish.CANCELLED and record.output_ids.tolist() == list(range(10, 15))
     assert closed["calls"] == 1 and closed["tokens"] == 5
+
+
+async def test_a_rule_of_the_config_writes_the_role_into_the_record(make_stack: MakeStack) -> None:
+    rule = RoleRule(Role.SIDE, system=re.compile("memory"), user=re.compile("remember$"), tools=True)
+    stack = make_stack(roles=(rule,))
+    stack.says("a", "b")
+    await stack.say([{"role": "system", "content": "You keep the memory."}, user("now remember")], tools=[BASH])
+    await stack.say([{"role": "system", "content": "You keep the memory."}, user("now remember")])
+    assert [call.role for call in stack.calls()] == [Role.SIDE, None]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from growth import EXECUTION, Grown, model_call
 
 from gyre_engine.events.calls import ExecutionClosed, ModelCall, Role, TreeClosed
 from gyre_engine.trees.facts import facts_of
+from gyre_engine.trees.role_rules import RoleRule, told_role
 from gyre_engine.trees.roles import infer_roles
 from gyre_engine.trees.select import SelectionSettings, select
 from gyre_engine.trees.tree import TrajectoryTree
@@ -137,3 +140,24 @@ def test_parallel_sub_agents_with_a_common_prompt_head_are_not_retries_of_each_o
 
 def test_an_execution_without_calls_has_no_roles() -> None:
     assert infer_roles([]) == ()
+
+
+def test_a_rule_of_the_config_stands_over_structure() -> None:
+    """A memory call with tools and the agent's own shape: structure says main, a rule says side."""
+    agent = Agent()
+    agent.call(None, None, 10, 4)
+    agent.call("c0", None, 3, 5, role=Role.SIDE)
+    agent.call("c0", None, 4, 6)
+    assert agent.roles() == [M, SIDE, M]
+
+
+def test_the_first_rule_whose_words_all_fit_says_the_role() -> None:
+    rules = (
+        RoleRule(SIDE, system=re.compile("title"), tools=False),
+        RoleRule(SA, user=re.compile("^remember")),
+        RoleRule(MS, tools=False),
+    )
+    assert told_role(rules, "write a title", "remember", False) is SIDE
+    assert told_role(rules, "write a title", "remember", True) is SA
+    assert told_role(rules, "you help", "summarise", False) is MS
+    assert told_role(rules, "you help", "do it", True) is None
