@@ -1,7 +1,7 @@
 """The items of a Responses request as messages.
 
 An assistant's turn spans items: reasoning, a message, calls, in whatever order a client keeps them. What stands side by side is one
-turn, except that a second reasoning, a second text, or a call of another recorded answer begins the next one: clients that lost a
+turn, except that a second reasoning, a second text, or an item or call of another answer begins the next one: clients that lost a
 connection send what they had of the first answer before the second.
 """
 
@@ -16,6 +16,7 @@ import orjson
 
 from gyre_engine.trees.conversation import Author, Message, ToolCall
 from producers.proxy.dialects.body import text
+from producers.proxy.dialects.responses_output import origin
 from producers.proxy.dialects.responses_tools import Tools, as_arguments
 from producers.proxy.exchange import ProxyError, malformed
 from producers.proxy.histories import Reader
@@ -29,11 +30,12 @@ _CALL = re.compile(r"(call_[0-9a-f]{24})_\d+")
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one item says of an assistant's turn."""
+    """What one item says of an assistant's turn. origin: the response that it stems from, where its id tells."""
 
     text: str = ""
     reasoning: str = ""
     call: ToolCall | None = None
+    origin: str | None = None
 
 
 @dataclass(slots=True)
@@ -43,9 +45,12 @@ class _Turn:
     text: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
+    origin: str | None = None
 
     def takes(self, part: _Part) -> bool:
         """Whether `part` belongs to this turn."""
+        if self.origin and part.origin and self.origin != part.origin:
+            return False
         if (part.reasoning and self.reasoning) or (part.text and self.text):
             return False
         return part.call is None or not self.calls or _one_answer(self.calls[-1].id, part.call.id)
@@ -55,6 +60,7 @@ class _Turn:
         self.text += part.text
         self.reasoning += part.reasoning
         self.calls += [part.call] if part.call else []
+        self.origin = self.origin or part.origin
 
     def message(self) -> Message:
         """The turn as a message."""
@@ -104,7 +110,7 @@ def _message(item: dict[str, Any], where: str, _: Tools) -> Message | _Part:
     if author is None:
         raise malformed(f"{where}.role must be one of {', '.join(_AUTHORS)}", f"{where}.role")
     said, thought = _content(item.get("content"), f"{where}.content")
-    return _Part(said, thought) if author is Author.ASSISTANT else Message(author, said)
+    return _Part(said, thought, origin=_origin(item)) if author is Author.ASSISTANT else Message(author, said)
 
 
 def _reasoning(item: dict[str, Any], where: str, _: Tools) -> _Part:
@@ -112,8 +118,8 @@ def _reasoning(item: dict[str, Any], where: str, _: Tools) -> _Part:
     for name in ("content", "summary"):
         said, thought = _content(item.get(name), f"{where}.{name}")
         if said or thought:
-            return _Part(reasoning=said + thought)
-    return _Part()
+            return _Part(reasoning=said + thought, origin=_origin(item))
+    return _Part(origin=_origin(item))
 
 
 def _function_call(item: dict[str, Any], where: str, tools: Tools) -> _Part:
@@ -137,7 +143,8 @@ def _call(item: dict[str, Any], where: str, tools: Tools, arguments: str) -> _Pa
     name = item.get("name")
     if not isinstance(name, str) or not name:
         raise malformed(f"{where} must have a name", f"{where}.name")
-    return _Part(call=ToolCall(_id(item), tools.told(text(item.get("namespace")), name), arguments))
+    call = ToolCall(_id(item), tools.told(text(item.get("namespace")), name), arguments)
+    return _Part(call=call, origin=_origin(item))
 
 
 def _output(item: dict[str, Any], where: str, _: Tools) -> Message:
@@ -165,6 +172,10 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, Tools], Message | _Part]] = {
 
 def _id(item: dict[str, Any]) -> str:
     return text(item.get("call_id")) or text(item.get("id"))
+
+
+def _origin(item: dict[str, Any]) -> str | None:
+    return origin(text(item.get("id")))
 
 
 def _content(content: Any, where: str) -> tuple[str, str]:

@@ -1,16 +1,25 @@
 """Answers in the words of the Responses dialect: the response object and the items of its output.
 
-promises  integers are integers; the ids of a response's items depend on the response's id and their place in it alone
+promises  integers are integers; an item's id names its response (`origin`), so that what clients send back tells its turn
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from gyre_engine.events.calls import Finish
 from gyre_engine.trees.conversation import ToolCall
 from producers.proxy.dialects.responses_tools import Tools, free_text
 from producers.proxy.exchange import Answer, Ask, Channel, Usage
+
+_ITEM = re.compile(r"(?:rs|msg|fc|ctc)_(resp_.+?)(?:_\d+)?")
+
+
+def origin(item_id: str) -> str | None:
+    """The id of the response that an item stems from, None where it is no item of this proxy."""
+    found = _ITEM.fullmatch(item_id)
+    return found.group(1) if found else None
 
 
 def response(ask: Ask, id: str, created: int) -> dict[str, Any]:
@@ -77,8 +86,8 @@ def text_item(channel: Channel, id: str, found: Answer) -> dict[str, Any]:
 def begun(channel: Channel, id: str) -> dict[str, Any]:
     """A message or reasoning that has no text yet."""
     if channel is Channel.REASONING:
-        return {"type": "reasoning", "id": f"rs_{id}", "summary": [], "encrypted_content": None}
-    return {"type": "message", "id": f"msg_{id}", "role": "assistant", "status": "in_progress", "content": []}
+        return {"type": "reasoning", "id": f"rs_resp_{id}", "summary": [], "encrypted_content": None}
+    return {"type": "message", "id": f"msg_resp_{id}", "role": "assistant", "status": "in_progress", "content": []}
 
 
 def part(channel: Channel, text: str) -> dict[str, Any]:
@@ -92,7 +101,7 @@ def call_item(call: ToolCall, id: str, at: int, tools: Tools) -> dict[str, Any]:
     """A finished tool call, in the form of the tool that it means."""
     tool = tools.asked(call)
     where = {"namespace": tool.namespace} if tool.namespace else {}
-    common = {"id": f"{'ctc' if tool.custom else 'fc'}_{id}_{at}", "call_id": call.id, "name": tool.name, **where}
+    common = {"id": f"{'ctc' if tool.custom else 'fc'}_resp_{id}_{at}", "call_id": call.id, "name": tool.name, **where}
     if tool.custom:
         return {"type": "custom_tool_call", "status": "completed", **common, "input": free_text(call.arguments)}
     return {"type": "function_call", "status": "completed", **common, "arguments": call.arguments}

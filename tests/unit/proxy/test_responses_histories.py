@@ -78,6 +78,16 @@ def test_what_a_lost_connection_left_is_a_turn_of_its_own() -> None:
     ]
 
 
+async def test_what_a_lost_connection_left_is_told_by_its_ids(stack: Stack) -> None:
+    stack.says("on it", tool_call("run", "{}"), "done")
+    history: Items = [user("q"), *(await ask(stack, [user("q")], tools=[RUN])).to_dict()["output"]]
+    made = (await ask(stack, history, tools=[RUN])).to_dict()["output"]
+    await ask(stack, [*history, *made, output(made[0])], tools=[RUN])
+    assert [record.continuity for record in stack.calls()][2] is Continuity.BRIDGED
+    assert stack.calls()[2].parent == stack.calls()[1].call
+    check(stack)
+
+
 @pytest.mark.parametrize(
     "item",
     [
