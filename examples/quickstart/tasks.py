@@ -119,7 +119,7 @@ def _candidates(family: Family, name: str, constant: str | None) -> list[tuple[C
     rng = random.Random(task_id(family, name, constant))  # noqa: S311 - reproducible, not secret
     right = source(family, name, family.right, constant)
     wrong = [source(family, name, body, constant) for body in family.wrong]
-    drawn = {repr(args): args for args in (family.draw(rng) for _ in range(CANDIDATES))}
+    drawn = {repr(args): args for args in (family.given.draw(rng) for _ in range(CANDIDATES))}
     scored = []
     for args in drawn.values():
         want = outcome(right, name, args)
