@@ -18,6 +18,7 @@ from gyre_engine.keys import execution_of, is_internal
 from producers.proxy.dialects.messages import Messages, model_list
 from producers.proxy.dialects.port import Dialect
 from producers.proxy.dialects.registry import DIALECTS
+from producers.proxy.dialects.responses import Responses
 from producers.proxy.exchange import ProxyError, wrong_key
 from producers.proxy.reply import Reply
 from producers.proxy.service import Service
@@ -31,6 +32,7 @@ def application(service: Service, secret: bytes) -> Starlette:
     routes = [
         *[Route(dialect.path, endpoints.dialect(dialect), methods=["POST"]) for dialect in DIALECTS],
         Route(f"{Messages.path}/count_tokens", endpoints.count, methods=["POST"]),
+        Route(Responses.path, endpoints.no_websocket, methods=["GET"]),
         Route("/", endpoints.alive, methods=["GET", "HEAD"]),
         Route("/v1/models", endpoints.models, methods=["GET"]),
         Route("/healthz", endpoints.health, methods=["GET"]),
@@ -61,6 +63,10 @@ class _Endpoints:
             return Reply(call, dialect, ask, quiet_s=self._service.settings.quiet_s)
 
         return endpoint
+
+    async def no_websocket(self, _: Request) -> Response:
+        """A websocket for Responses: its clients turn to POST at once where they are told that there is none."""
+        raise ProxyError(426, "websocket_not_supported", f"there is no websocket here: POST to {Responses.path}")
 
     async def alive(self, _: Request) -> Response:
         """Some clients look whether anybody is there before they have a key."""
