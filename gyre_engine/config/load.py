@@ -88,9 +88,9 @@ def masked_url(url: str) -> str:
     return re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", url)
 
 
-def config_hash(config: Config) -> str:
-    """Hash that derived ids carry."""
-    return hashlib.blake2b(to_json(config).encode(), digest_size=16).hexdigest()
+def config_hash(pinned: str) -> str:
+    """Hash that derived ids carry, of the JSON as the run's start pinned it: keys that a later version adds change nothing."""
+    return hashlib.blake2b(pinned.encode(), digest_size=16).hexdigest()
 
 
 def _given(overrides: Sequence[str]) -> Iterable[str]:

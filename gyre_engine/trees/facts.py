@@ -141,6 +141,8 @@ def read(value: bytes | None) -> Read:
         if envelope.type != ModelCall.TYPE or envelope.v != ModelCall.VERSION:
             return read_decoded(decode(value))
         return Read(envelope.id, envelope.at, _facts(_body.decode(envelope.body)))
+    except CodecError:
+        raise
     except (msgspec.DecodeError, ValueError) as error:
         raise CodecError(f"{type(error).__name__}: {error!s:.200}") from error
 

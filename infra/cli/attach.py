@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gyre_engine.config.schema import KafkaConfig
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.runs import RunInfo, find_run
 from gyre_engine.log.settings import KafkaSettings
 from infra.broker.broker import Broker, BrokerSettings
 from infra.cli.errors import CommandError
+from infra.stack.kafka import kafka_settings
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 from infra.supervisor.state import StackLock, StackRunning, read_state
@@ -63,7 +66,7 @@ def _lock(folder: StackFolder) -> StackLock:
 
 
 def _settings(folder: StackFolder, servers: str, prefix: str) -> KafkaSettings:
-    return KafkaSettings(bootstrap_servers=servers, prefix=prefix, extra=folder.librdkafka())
+    return kafka_settings(dataclasses.replace(KafkaConfig(), prefix=prefix), servers, 1, folder.librdkafka())
 
 
 @contextmanager

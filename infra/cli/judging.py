@@ -61,7 +61,8 @@ def _config(what: str, experiment: Path | None, folder: StackFolder) -> Config:
     model = Path(urlsplit(url).path)
     if not model.is_dir():
         raise CommandError(
-            f"the checkpoint of step {step} lies at {url}: copy it to a local folder and evaluate that with --config"
+            f"the checkpoint of step {step} is not in a folder here ({url}): it was removed (run.checkpoint_keep), or it lies "
+            "elsewhere; copy it to a local folder and evaluate that with --config"
         )
     return _with_model(config, model)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -62,17 +62,15 @@ def run(
     from infra.stack.checks import check_before_start
 
     quiet_logging(verbose)
-    if experiment is None:
-        resume, config = to_resume(resume, StackFolder.here())
-    else:
-        config = load_config(experiment, set_ or [])
+    resumed = to_resume(resume, StackFolder.here()) if resume else None
+    config = resumed.config if resumed else load_config(cast(Path, experiment), set_ or [])
     with placed(experiment, set_ or []):
         if check:
             check_before_start(config)
             print("the config can be run")
             return
         try:
-            train(config, StackFolder.here(), Console(), resume=resume)
+            train(config, StackFolder.here(), Console(), resumed=resumed)
         except Interrupted:
             fail("interrupted: the run was stopped in order; `gyre run --resume latest` goes on with it")
 

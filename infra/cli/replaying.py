@@ -58,7 +58,7 @@ def settings_of(attached: Attached, *, verify: bool, until: int, overrides: list
             f"the weights in {model} are not those that {attached.info.run} began with "
             f"(sha256 {found[:16]}, the log has {started.initial_weights_hash[:16]})"
         )
-    return dataclasses.replace(wiring.replay(config), verify=verify, until=until, config_hash=started.config_hash)
+    return dataclasses.replace(wiring.replay(config, started.config_hash), verify=verify, until=until)
 
 
 def _line(verdict: StepVerdict) -> str:

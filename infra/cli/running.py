@@ -36,13 +36,23 @@ class Ran:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A run to go on with. `pinned`: its config as its start wrote it; `config`: the same, with the secrets of this folder."""
+
+    run: str
+    pinned: str
+    config: Config
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM: the run is stopped in order."""
 
 
-def train(config: Config, folder: StackFolder, console: Console, *, resume: str = "") -> Ran:
-    """Run to the end; `resume` names a run to go on with. Ctrl-C ends everything within 10 seconds and raises Interrupted."""
-    session = Session(config, folder, on_event=lambda e: _say(console, e), run=resume)
+def train(config: Config, folder: StackFolder, console: Console, *, resumed: Resumed | None = None) -> Ran:
+    """Run to the end; `resumed` is a run to go on with. Ctrl-C ends everything within 10 seconds and raises Interrupted."""
+    run, pinned = (resumed.run, resumed.pinned) if resumed else ("", "")
+    session = Session(config, folder, on_event=lambda e: _say(console, e), run=run, pinned=pinned)
     outcome, reason = "failed", ""
     with _interrupts():
         try:
@@ -111,8 +121,8 @@ def quiet_logging(verbose: bool) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, stream=sys.stderr, format="%(name)s: %(message)s")
 
 
-def to_resume(run: str, folder: StackFolder) -> tuple[str, Config]:
-    """The run to go on with, and the config that it is pinned to. Raises CommandError where it is over."""
+def to_resume(run: str, folder: StackFolder) -> Resumed:
+    """The run to go on with. Raises CommandError where it is over."""
     with attach(run, folder) as attached:
         info = attached.info
     if info.ended is not None and info.ended.outcome == "completed":
@@ -123,7 +133,8 @@ def to_resume(run: str, folder: StackFolder) -> tuple[str, Config]:
         raise CommandError(f"{info.run} cannot go on here, its steps would not be the same: {'; '.join(dict.fromkeys(changed))}")
     config = config_from_json(info.started.config)
     url = folder.private().get("clickhouse.url", config.clickhouse.url)
-    return info.run, dataclasses.replace(
+    config = dataclasses.replace(
         config, kafka=dataclasses.replace(config.kafka, librdkafka=folder.librdkafka()),
         clickhouse=dataclasses.replace(config.clickhouse, url=url),
     )  # fmt: skip
+    return Resumed(info.run, info.started.config, config)

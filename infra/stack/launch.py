@@ -10,7 +10,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from gyre_engine.config import Config, config_from_json
+from gyre_engine.config import Config, config_from_json, config_hash
 from gyre_engine.log.settings import KafkaSettings
 from infra.stack.kafka import kafka_settings
 from infra.stack.layout import StackFolder
@@ -31,6 +31,11 @@ class Launch:
     engine_urls: tuple[str, ...]
     clickhouse_url: str
     """Empty: analytics is off."""
+
+    @property
+    def config_hash(self) -> str:
+        """Of the pinned config: part of every derived id."""
+        return config_hash(self.config)
 
     @property
     def settings(self) -> Config:

@@ -56,6 +56,8 @@ class Session:
     on_event: Callable[[SupervisorEvent], None] | None = None
     run: str = ""
     """Name of a run to go on with; empty: a new run."""
+    pinned: str = ""
+    """The config of that run, as its start pinned it."""
     supervisor: Supervisor | None = None
     launch: Launch | None = None
     log: KafkaLog | None = None
@@ -66,6 +68,7 @@ class Session:
     def __post_init__(self) -> None:
         self.view = RunView(self.config.run.steps)
         self._resumed = bool(self.run)
+        self.pinned = self.pinned or to_json(self.config)
         self.run = self.run or f"{self.config.run.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
 
     def start(self) -> None:
@@ -150,7 +153,7 @@ class Session:
         if config.clickhouse.enabled:
             clickhouse = masked_url(config.clickhouse.url) or f"http://127.0.0.1:{clickhouse_port}"
         return Launch(
-            run=self.run, config=to_json(config), bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
+            run=self.run, config=self.pinned, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
             partitions=kafka.partitions, replication=kafka.replication,
             proxy_url=f"http://{host}:{config.proxy.port or proxy_port}",
             engine_urls=tuple(f"http://127.0.0.1:{port}" for port in engine_ports),
@@ -160,7 +163,7 @@ class Session:
     def _run_started(self, partitions: dict[str, int], kafka: KafkaSettings) -> RunStarted:
         model = Path(self.config.model.path)
         return RunStarted(
-            run=self.run, config=to_json(self.config), config_hash=config_hash(self.config),
+            run=self.run, config=self.pinned, config_hash=config_hash(self.pinned),
             versions=versions(), partitions=partitions,
             fingerprint=fingerprint(self.config.cells.threads), initial_weights=model.as_uri(),
             initial_weights_hash=image_hash(model), topic_prefix=f"{kafka.prefix}.{self.run}",

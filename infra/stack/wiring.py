@@ -11,7 +11,7 @@ from consumers.scheduler.process import SchedulerSettings
 from consumers.scoring.process import ScoringSettings
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.admission import AdmissionSettings
-from gyre_engine.config import Config, config_hash
+from gyre_engine.config import Config
 from gyre_engine.events.calls import Role
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.sandbox import Limits
@@ -61,16 +61,16 @@ def trainer(launch: Launch, folder: StackFolder, position: int, holder: str) -> 
         temperature=config.sampling.temperature, lease_s=config.cells.lease_s,
         checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
         checkpoint_every=config.run.checkpoint_every, checkpoint_keep=config.run.checkpoint_keep, loss=loss(config),
-        aggregate=config.loss.aggregate, hyper=hyper(config), config_hash=config_hash(config), secret=folder.secret(),
+        aggregate=config.loss.aggregate, hyper=hyper(config), config_hash=launch.config_hash, secret=folder.secret(),
         evaluation=evaluation(config),
     )  # fmt: skip
 
 
-def replay(config: Config) -> ReplaySettings:
+def replay(config: Config, pinned_hash: str) -> ReplaySettings:
     return ReplaySettings(
         model_path=config.model.path, temperature=config.sampling.temperature, context=config.model.context,
-        micro_step_tokens=config.batch.micro_step_tokens, aggregate=config.loss.aggregate, config_hash=config_hash(config),
-        threads=config.cells.threads, admission=admission(config), loss=loss(config), hyper=hyper(config),
+        micro_step_tokens=config.batch.micro_step_tokens, aggregate=config.loss.aggregate, config_hash=pinned_hash,
+        threads=config.cells.threads, admission=admission(config, pinned_hash), loss=loss(config), hyper=hyper(config),
     )  # fmt: skip
 
 
@@ -155,15 +155,17 @@ def limits(config: Config) -> Limits:
 
 def streams(launch: Launch, folder: StackFolder) -> StreamsSettings:
     data = str(folder.scratch / launch.run / "faust")
-    return StreamsSettings(kafka=launch.kafka(folder), run=launch.run, admission=admission(launch.settings), data=data)
+    return StreamsSettings(
+        kafka=launch.kafka(folder), run=launch.run, admission=admission(launch.settings, launch.config_hash), data=data
+    )
 
 
-def admission(config: Config) -> AdmissionSettings:
+def admission(config: Config, pinned_hash: str) -> AdmissionSettings:
     return AdmissionSettings(
         scorer=config.scoring.scorer, scorer_version=SCORER_VERSION,
         selection=SelectionSettings(config.selection.j_max, tuple(Role(r) for r in config.selection.roles)),
         group_min=config.group.min,
-        reward_range=config.group.reward_range, deviation_floor=config.group.deviation_floor, config_hash=config_hash(config),
+        reward_range=config.group.reward_range, deviation_floor=config.group.deviation_floor, config_hash=pinned_hash,
     )  # fmt: skip
 
 

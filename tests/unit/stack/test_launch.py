@@ -1,12 +1,16 @@
 """What processes are told: whole, and without secrets where others could read them."""
 
+import hashlib
+import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 from gyre_engine.config import Config, to_json, with_overrides
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
+from infra.stack.wiring import trainer
 
 
 def launch(config: Config) -> Launch:
@@ -22,6 +26,18 @@ def test_a_launch_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     made.save(folder, Config())
     assert Launch.load(folder) == made
     assert Launch.load(folder).settings.run.steps == 7
+
+
+def test_ids_are_hashed_with_the_config_as_it_was_pinned_whatever_keys_came_since(tmp_path: Path) -> None:
+    """The text of a run that began before `model.aliases` was a key."""
+    config = json.loads(to_json(Config()))
+    del config["model"]["aliases"]
+    pinned = json.dumps(config, sort_keys=True)
+    made = replace(launch(Config()), config=pinned)
+    made.save(StackFolder(tmp_path), Config())
+    assert to_json(Launch.load(StackFolder(tmp_path)).settings) != pinned
+    told = trainer(Launch.load(StackFolder(tmp_path)), StackFolder(tmp_path), 0, "me").config_hash
+    assert told == hashlib.blake2b(pinned.encode(), digest_size=16).hexdigest()
 
 
 def test_passwords_reach_every_client_and_stand_only_in_a_private_file(tmp_path: Path) -> None:
