@@ -16,9 +16,10 @@ from producers.proxy.histories import History
 class Ask:
     """A parsed request.
 
-    max_tokens: what the client allows, None where it says nothing
-    notes:      what was ignored or mended
-    memo:       what its dialect needs to word the answer
+    max_tokens:    what the client allows, None where it says nothing
+    notes:         what was ignored or mended
+    memo:          what its dialect needs to word the answer
+    prompt_tokens: of a request that is being answered
     """
 
     dialect: str
@@ -29,6 +30,7 @@ class Ask:
     usage_in_stream: bool = False
     notes: tuple[str, ...] = ()
     memo: Any = None
+    prompt_tokens: int = 0
 
     @property
     def messages(self) -> Sequence[Message]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -86,7 +87,8 @@ class Reply(Response):
 
     async def _chunks(self, send: Send) -> AsyncIterator[bytes]:
         call, seen = self._call, 0
-        stream = self._dialect.stream(self._ask, call.job.rid, call.requested_at // 1_000_000)
+        ask = replace(self._ask, prompt_tokens=len(call.prompt.ids))
+        stream = self._dialect.stream(ask, call.job.rid, call.requested_at // 1_000_000)
         first = stream.opening()
         while True:
             if not await call.news(seen, self._quiet_s):

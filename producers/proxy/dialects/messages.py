@@ -70,7 +70,7 @@ class Messages:
 
     def stream(self, ask: Ask, call: str, created: int) -> MessagesStream:
         """A streamed answer; the API's messages have no time of creation."""
-        return MessagesStream(ask.model, call)
+        return MessagesStream(ask, call)
 
     def error(self, problem: ProxyError) -> Whole:
         """A refusal. A retry hint is in seconds."""

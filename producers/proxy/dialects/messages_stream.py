@@ -13,7 +13,7 @@ import orjson
 
 from gyre_engine.events.calls import Finish
 from gyre_engine.trees.conversation import ToolCall
-from producers.proxy.exchange import Answer, Channel, Piece, ProxyError, Usage
+from producers.proxy.exchange import Answer, Ask, Channel, Piece, ProxyError, Usage
 
 SIGNATURE = "gyre"
 """Stands where the API signs its thinking; some clients drop thinking without one."""
@@ -84,23 +84,23 @@ def error_body(problem: ProxyError) -> bytes:
 class MessagesStream:
     """Events of one answer."""
 
-    def __init__(self, model: str, call: str) -> None:
-        self._model = model
+    def __init__(self, ask: Ask, call: str) -> None:
+        self._ask = ask
         self._call = call
         self._open: Channel | None = None
         self._index = -1
 
     def opening(self) -> bytes:
-        """The message without content, and a sign of life. What it has read is told at the end, when it is counted."""
+        """The message without content, and a sign of life. What came from a cache is told at the end."""
         message: dict[str, Any] = {
             "id": f"msg_{self._call}",
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": self._ask.model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage(Usage(0, 0, 0)),
+            "usage": usage(Usage(self._ask.prompt_tokens, 0, 0)),
         }
         return _event("message_start", message=message) + self.keep_alive()
 

@@ -46,6 +46,7 @@ async def test_a_stream_has_every_event_in_the_order_of_the_api(stack: Stack) ->
         ("tool_use", '{"a":  1.10}'),
     ]
     kinds = [event.type for event in events]
+    assert events[0].message.usage.input_tokens == len(stack.sent()[0])
     assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
     end = events[-2]
     [record] = stack.calls()
