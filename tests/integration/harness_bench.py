@@ -84,8 +84,9 @@ class Ran:
 class Bench:
     """One execution at a time. `seen`: everything that clients asked of the proxy but the runner's own questions."""
 
-    def __init__(self, folder: Path, service: Service, log: MemoryLog, url: str, seen: list[Seen]) -> None:
-        self.folder, self.service, self.log, self.url, self.seen = folder, service, log, url, seen
+    def __init__(self, folder: Path, service: Service, log: MemoryLog, server: uvicorn.Server, url: str) -> None:
+        self.folder, self.service, self.log, self.server, self.url = folder, service, log, server, url
+        self.seen: list[Seen] = []
         self.engines: dict[str, ScriptedEngine] = {}
 
     def cell(self, name: str, position: int, engine: ScriptedEngine) -> None:
@@ -97,6 +98,11 @@ class Bench:
         )  # fmt: skip
         self.service.desk.router.apply([started])
 
+    def drop(self) -> None:
+        """Cut every connection of clients, as a proxy does that dies."""
+        for connection in list(self.server.server_state.connections):
+            connection.transport.abort()  # type: ignore[union-attr]
+
     def leaves(self, name: str) -> None:
         """The cell stops sampling."""
         changed = RoleChanged(cell=name, incarnation=f"{name}-1", role=CellRole.TRAINING, command_epoch=1, command_number=1)
@@ -105,12 +111,12 @@ class Bench:
     async def run(self, harness: str, instruction: str, *, name: str = NAME, **settings: Any) -> Ran:
         """One execution on a task with this instruction."""
         own = HarnessSettings(name=harness, **settings)
-        task = write_task(self.folder / "tasks" / "one")
+        task = write_task(self.folder / "tasks" / "one", toml=f"[agent]\ntimeout_sec = {LIMIT_S}\n")
         (task / "instruction.md").write_text(instruction)
         of_runner = RunnerSettings(
             plan=ClassPlan(batch=1, mu=1, phi=0, steps=1), group_size=1, sources=(Source("tasks", self.folder / "tasks"),),
             harness=own, workspaces=self.folder / "workspaces", store=f"file://{self.folder}/store", proxy_url=self.url,
-            secret=SECRET, limits=LIMITS, overall_timeout_s=240,
+            secret=SECRET, limits=LIMITS, overall_timeout_s=2 * LIMIT_S,
         )  # fmt: skip
         proxy = ProxyClient(self.url, SECRET, 5.0)
         bridge = await open_bridge(self.folder / "p.sock", "127.0.0.1", int(self.url.rsplit(":", 1)[1]))
@@ -140,6 +146,7 @@ class Bench:
         return Ran(end, calls, trees[-1], files / "app")
 
 
+LIMIT_S = 240.0
 LIMITS = Limits(cpu_s=600, memory_mb=0, processes=512, file_mb=64)
 
 
@@ -156,8 +163,8 @@ async def bench(folder: Path, *, context: int = 1 << 20, max_tokens: int = 8192)
     listener = socket.create_server(("127.0.0.1", 0))
     server = _Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=2))
     serving = asyncio.create_task(server.serve([listener]))
-    made = Bench(folder, service, log, f"http://127.0.0.1:{listener.getsockname()[1]}", seen)
-    made.engines = engines
+    made = Bench(folder, service, log, server, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    made.engines, made.seen = engines, seen
     try:
         yield made
     finally:

@@ -24,6 +24,7 @@ _SWITCHES = (
     "IS_SANDBOX", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_AUTOUPDATER", "DISABLE_TELEMETRY",
     "DISABLE_ERROR_REPORTING", "DISABLE_INSTALLATION_CHECKS",
 )  # fmt: skip
+_WINDOW = ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW")
 _CONTEXT = re.compile(r"prompt is too long|maximum context length|context_length_exceeded|context limit", re.IGNORECASE)
 _LOST = re.compile(
     r"API Error: (?:5\d\d|429|Connection|Request timed out|.*(?:terminated|socket|stream|fetch failed|ECONN))", re.IGNORECASE
@@ -50,6 +51,8 @@ class ClaudeCode:
             "ANTHROPIC_BASE_URL": endpoint.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": endpoint.key,
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0", "API_TIMEOUT_MS": patience, "CLAUDE_STREAM_IDLE_TIMEOUT_MS": patience,
         }  # fmt: skip
+        if self._settings.context:
+            env |= dict.fromkeys(_WINDOW, str(self._settings.context))
         return clients.launch(task, folder, command, env, programs=(self._program,))
 
     def outcome(self, exit: Exit) -> Ending | Trouble:

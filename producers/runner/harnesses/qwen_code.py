@@ -7,6 +7,7 @@ lets a call wait. Learning about the user between runs is off: each execution ha
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from gyre_engine.events.executions import Ending, ToolReturned
@@ -24,6 +25,9 @@ require("module").syncBuiltinESMExports();
 """It asks who its user is and ends where /etc/passwd does not know: a sandbox's user stands in no such file."""
 _TURN_LIMIT = 53
 """Exit code of its FatalTurnLimitedError."""
+_ERROR = re.compile(rb"\[API Error: ([^\]]*)")
+_CONTEXT = re.compile(rb"maximum context length|context window", re.IGNORECASE)
+_REFUSED = re.compile(rb"4(?!29)\d\d ")
 
 
 class QwenCode:
@@ -39,7 +43,7 @@ class QwenCode:
     def launch(self, task: Task, endpoint: Endpoint, folder: str, workdir: str) -> Launch:
         command = (
             str(self._node), "--no-warnings", "--require", f"{folder}/user.cjs", str(self._program), "--yolo",
-            "--auth-type", "openai", "--model", endpoint.model, "--output-format", "stream-json",
+            "--auth-type", "openai", "--model", endpoint.model, "--output-format", "text",
             "--max-session-turns", str(self._settings.max_turns),
         )  # fmt: skip
         env = {
@@ -53,16 +57,29 @@ class QwenCode:
 
     def _config(self) -> dict[str, Any]:
         """Its settings.json. Times in milliseconds."""
+        window = {"contextWindowSize": self._settings.context} if self._settings.context else {}
         return {
             "general": {"disableAutoUpdate": True, "disableUpdateNag": True, "checkpointing": {"enabled": False}},
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
-            "model": {"generationConfig": {"timeout": int(self._settings.call_limit_s * 1000)}},
+            "model": {"generationConfig": {"timeout": int(self._settings.call_limit_s * 1000), **window}},
         }
 
     def outcome(self, exit: Exit) -> Ending | Trouble:
-        return Ending.COMPLETED if exit.code == 0 else Ending.TURN_BUDGET if exit.code == _TURN_LIMIT else Trouble.CRASHED
+        if exit.code == 0:
+            return Ending.COMPLETED
+        return Ending.TURN_BUDGET if exit.code == _TURN_LIMIT else _failure(exit.output)
 
     def tool_results(self, execution: str, exit: Exit) -> list[ToolReturned]:
         return []
+
+
+def _failure(output: bytes) -> Ending | Trouble:
+    """From the last error that it printed; what is neither a refusal nor its own crash came from an endpoint that went away."""
+    said = _ERROR.findall(output)
+    if not said:
+        return Trouble.CRASHED
+    if _CONTEXT.search(said[-1]):
+        return Ending.CONTEXT_LIMIT
+    return Trouble.CRASHED if _REFUSED.match(said[-1]) else Trouble.ENDPOINT_LOST
