@@ -63,6 +63,8 @@ def test_a_turn_that_spans_items_is_one_message() -> None:
         Message(Author.TOOL, "ok", answers="a"),
         Message(Author.USER, "go on"),
     ]
+    history = Responses().parse(orjson.dumps({"model": "policy", "input": items, "instructions": "i"})).history
+    assert history.ends == [0, 1, 5, 6, 7, 8]
 
 
 def test_what_a_lost_connection_left_is_a_turn_of_its_own() -> None:
