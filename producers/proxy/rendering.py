@@ -118,7 +118,7 @@ class Rendering:
         prompt: the last tokens of that turn's prompt. thinks: whether its path holds any thinking.
         """
         renderer = self.renderer if thinks or self._keeps_all is None else self._keeps_all
-        found = renderer.bridge_to_next_turn(prompt, output, _dicts(new), tools=tools or None)
+        found = renderer.bridge_to_next_turn(prompt, output, self._dicts(new), tools=tools or None)
         known = len(prompt) + len(output)
         if found is None or found.token_ids[:known] != prompt + output:
             return None
@@ -127,7 +127,7 @@ class Rendering:
 
     def render(self, messages: Sequence[Message], tools: list[dict[str, Any]], sampled: Mapping[int, list[int]]) -> Rendered:
         """The whole prompt. sampled: by message, the ids that were sampled for it, which are put back."""
-        found = self.renderer.render(_dicts(messages), tools=tools or None, add_generation_prompt=True)
+        found = self.renderer.render(self._dicts(messages), tools=tools or None, add_generation_prompt=True)
         ids, owners = found.token_ids, found.message_indices
         if sampled and found.sampled_mask:
             ids, owners = self._put_back(ids, owners, found.sampled_mask, sampled)
@@ -174,6 +174,15 @@ class Rendering:
             return whole[self._after_thinking(whole) :]
         return rendered[: self._after_thinking(rendered)] + whole
 
+    def _dicts(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        return [_dict(message, self._text(message)) for message in messages]
+
+    def _text(self, message: Message) -> str:
+        """Control tokens that a text quotes stay text. In a system text, and in turns that were not sampled here, markers of
+        thinking and tools count: they are how such texts speak of them."""
+        text = steady(message.text) if message.author is Author.SYSTEM else message.text
+        return self.tokenizer.guarded(text, special_only=message.author in (Author.SYSTEM, Author.ASSISTANT))
+
     def _after_thinking(self, ids: list[int]) -> int:
         at = ids.index(self.think_close) + 1
         while at < len(ids) and not self.tokenizer.bytes_of(ids[at]).strip():
@@ -217,12 +226,7 @@ def _spans(owners: Sequence[int], messages: Sequence[Message]) -> tuple[InputSpa
     return tuple(spans)
 
 
-def _dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    return [_dict(message) for message in messages]
-
-
-def _dict(message: Message) -> dict[str, Any]:
-    text = steady(message.text) if message.author is Author.SYSTEM else message.text
+def _dict(message: Message, text: str) -> dict[str, Any]:
     found: dict[str, Any] = {"role": message.author.value, "content": text}
     if message.reasoning:
         found["reasoning_content"] = message.reasoning

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,15 @@ class TokenizerUnreadable(ValueError):
     """The folder holds no tokenizer.json that can be read; the text says what to do."""
 
 
+GUARD = "\ufdd0"
+"""A code point that is no character: it stands inside a marker's text that is to stay text."""
+
+
 class ChatTokenizer:
-    """What `renderers` asks of a tokenizer, and the bytes of each token (an id alone may be half a character)."""
+    """What `renderers` asks of a tokenizer, and the bytes of each token (an id alone may be half a character).
+
+    A message may quote the text of a control token. `guarded` marks such places, and `encode` gives them the ids of plain text.
+    """
 
     unk_token_id: int | None = None
 
@@ -23,7 +32,12 @@ class ChatTokenizer:
         self.name_or_path = name
         self.eos_token = eos
         self.eos_token_id: int | None = tokenizer.token_to_id(eos) if eos else None
-        self._added = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {id: token.content for id, token in added.items()}
+        self._id_of = {text: id for id, text in self._added.items()}
+        self._markers = _any_of(token.content for token in added.values())
+        self._special = _any_of(token.content for token in added.values() if token.special)
+        self._plain: Tokenizer | None = None
         self._byte_level = "ByteLevel" in _kinds(orjson.loads(tokenizer.to_str()).get("decoder"))
         self._bytes: dict[int, bytes] = {}
 
@@ -40,7 +54,26 @@ class ChatTokenizer:
 
     def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
         """The ids of a text, without tokens of the tokenizer's own around it."""
+        if GUARD in text:
+            return self._encode_guarded(text)
         return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def guarded(self, text: str, *, special_only: bool = False) -> str:
+        """The text with a guard inside each marker that it quotes; special_only: markers of thinking and tools stay what they are."""
+        text = text.replace(GUARD, "\ufffd")
+        markers = self._special if special_only else self._markers
+        return text if markers is None else markers.sub(lambda found: found[0][0] + GUARD + found[0][1:], text)
+
+    def _encode_guarded(self, text: str) -> list[int]:
+        """As the tokenizer does: markers first, then the text between them; what is guarded is such text."""
+        if self._plain is None:
+            self._plain = _without_markers(self.backend)
+        ids, at = [], 0
+        for found in self._markers.finditer(text) if self._markers else ():
+            ids += self._plain.encode(text[at : found.start()].replace(GUARD, ""), add_special_tokens=False).ids
+            ids += [self._id_of[found[0]]]
+            at = found.end()
+        return [*ids, *self._plain.encode(text[at:].replace(GUARD, ""), add_special_tokens=False).ids]
 
     def decode(self, token_ids: Any, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
         """The text of ids; bytes that are no character become U+FFFD."""
@@ -70,6 +103,18 @@ class ChatTokenizer:
         if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             return bytes([int(text[3:5], 16)])
         return text.replace("\u2581", " ").encode()
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """What finds any of the texts, the longest first."""
+    found = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, found))) if found else None
+
+
+def _without_markers(tokenizer: Tokenizer) -> Tokenizer:
+    """The same, knowing no marker."""
+    fields = orjson.loads(tokenizer.to_str())
+    return Tokenizer.from_str(orjson.dumps({**fields, "added_tokens": [], "post_processor": None}).decode())
 
 
 def _kinds(decoder: Any) -> set[str]:
