@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gyre_engine.batching.assemble import assemble
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.packing import pack
 from gyre_engine.events import derived_id
 from gyre_engine.events.training import AdmittedExecution, GroupAdmitted, MicroStep
 from gyre_engine.losses.aggregates import divisor_share
-from gyre_engine.trees.assemble import assemble
 from gyre_engine.trees.owned import OwnedCalls
 
 

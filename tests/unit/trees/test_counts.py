@@ -7,10 +7,10 @@ import pytest
 from growth import EXECUTION, model_call
 
 from gyre_engine.batching import pack
+from gyre_engine.batching.assemble import assemble
 from gyre_engine.batching.work import ExecutionWork
 from gyre_engine.events.calls import ModelCall, Role, TreeNode
 from gyre_engine.events.training import AdmittedExecution
-from gyre_engine.trees.assemble import assemble
 from gyre_engine.trees.select import SelectionSettings, select
 
 COUNTS = (3, 50, 7, 200)

@@ -7,9 +7,9 @@ from growth import EXECUTION, Grown, executions, model_call, nodes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gyre_engine.batching.assemble import AssemblyError, assemble
 from gyre_engine.events.calls import Role, TreeNode
 from gyre_engine.events.training import AdmittedExecution
-from gyre_engine.trees.assemble import AssemblyError, assemble
 from gyre_engine.trees.segments import leaves_of, segments_of
 from gyre_engine.trees.select import PAPER_ORDER, Selection, SelectionSettings, TrainedRange, select
 
