@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 
 from consumers.analytics.schema import tables
 from consumers.analytics.settings import AnalyticsSettings
-from consumers.analytics.store import RUNS, RowsRefused, Store
+from consumers.analytics.store import RowsRefused, Store
 from gyre_engine.events import Recorded
-from gyre_engine.log.consumer import Consumer, ConsumerSettings, Report
+from gyre_engine.log.consumer import Consumer, Reading, Report
 from gyre_engine.log.intake import DEAD_LETTERS
+from gyre_engine.log.names import RUNS
 from gyre_engine.log.port import TOPICS, Follower, Log, Offsets
 
 POLL_LIMIT = 2_000
@@ -64,7 +65,7 @@ class Ingest(Consumer):
         report: Report | None = None,
     ) -> None:  # fmt: skip
         self.topics = tuple(topic for topic in (*TOPICS, RUNS) if topic in tables())
-        super().__init__(log_, ConsumerSettings(batch=POLL_LIMIT), report)
+        super().__init__(log_, Reading(batch=POLL_LIMIT), report)
         self._store = store
         self._settings = settings
         self._clock = clock

@@ -20,8 +20,8 @@ from consumers.analytics.schema import Table, tables
 from consumers.analytics.settings import Address
 from consumers.analytics.views import create_views
 from gyre_engine.events import Recorded
+from gyre_engine.log.names import RUNS
 
-RUNS = "runs"
 log = logging.getLogger(__name__)
 logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())  # errors are raised, and told once
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from functools import partial
 
 from consumers.scheduler.view import TOPICS, View
 from gyre_engine.events import Recorded
 from gyre_engine.events.cells import SchedulerElected, SwitchRole
 from gyre_engine.log import Log
-from gyre_engine.log.consumer import Consumer, ConsumerSettings, Report, serve
+from gyre_engine.log.consumer import Consumer, Reading, Report, serve
+from gyre_engine.log.election import Deposed, win
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.elastic import Switch, next_switch
 
@@ -36,10 +36,6 @@ class SchedulerSettings:
     slack: float = 1.0
 
 
-class Deposed(RuntimeError):
-    """Another scheduler has a higher epoch; this one must end."""
-
-
 def run(settings: SchedulerSettings, log: Log, stop: threading.Event | None = None, report: Report | None = None) -> None:
     """Command until SIGTERM or `stop`. Raises Deposed where another scheduler rules."""
     serve(Scheduler(settings, log, report), stop)
@@ -52,9 +48,9 @@ class Scheduler(Consumer):
     topics = TOPICS
 
     def __init__(self, settings: SchedulerSettings, log: Log, report: Report | None = None) -> None:
-        super().__init__(log, ConsumerSettings(poll_seconds=IDLE_POLL_S), report)
+        super().__init__(log, Reading(poll_seconds=IDLE_POLL_S), report)
         self.view = View(settings.plan, settings.group_size)
-        self._of = settings
+        self._settings = settings
         self._epoch = 0
 
     def group(self) -> None:
@@ -71,10 +67,10 @@ class Scheduler(Consumer):
         """Command what the policy says. Raises Deposed."""
         if not self._epoch:
             return
-        view, holder = self.view, self._of.holder
+        view, holder = self.view, self._settings.holder
         if view.epoch != self._epoch:
             raise Deposed(f"scheduler {holder} (epoch {self._epoch}): {view.holder} rules with epoch {view.epoch}")
-        switch = decide(view, self._of)
+        switch = decide(view, self._settings)
         if switch is not None:
             self._command(switch)
 
@@ -92,14 +88,11 @@ class Scheduler(Consumer):
         )
 
     def _elect(self) -> int:
-        view, holder = self.view, self._of.holder
-        for _ in range(10):
-            mine = view.epoch + 1
-            self.log.append_all([SchedulerElected(epoch=mine, holder=holder)])
-            self.read_on(partial(_rules, view, mine), "the topic commands did not give back the election")
-            if (view.epoch, view.holder) == (mine, holder):
-                return mine
-        raise Deposed(f"scheduler {holder}: other schedulers keep winning; is more than one configured?")
+        return win(self._settings.holder, self._propose, lambda: (self.view.epoch, self.view.holder))
+
+    def _propose(self, epoch: int) -> None:
+        self.log.append_all([SchedulerElected(epoch=epoch, holder=self._settings.holder)])
+        self.read_on(lambda: self.view.epoch >= epoch, "the topic commands did not give back the election")
 
 
 def decide(view: View, settings: SchedulerSettings) -> Switch | None:
@@ -107,7 +100,3 @@ def decide(view: View, settings: SchedulerSettings) -> Switch | None:
     if set(settings.cells) - set(view.cells):
         return None
     return next_switch(view.cluster(), view.demand(), settings.slack)
-
-
-def _rules(view: View, epoch: int) -> bool:
-    return view.epoch >= epoch

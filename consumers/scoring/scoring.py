@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import numbers
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from consumers.scoring.port import EvaluationBroken, Score, ScoredExecution, Scorer
 from gyre_engine.events import Event, Recorded, derived_id
@@ -116,8 +118,8 @@ class Scoring(Consumer):
 
     def _raise_failures(self) -> None:
         for task in [task for task in self._running if task.done()]:
+            task.result()  # one that failed stays: positions are not committed past what it was to score
             self._running.discard(task)
-            task.result()
 
     def _take(self, record: Recorded) -> None:
         match record.event:
@@ -162,7 +164,7 @@ class Scoring(Consumer):
         if dispatched is None:
             return "the log holds no Dispatched event of this execution"
         try:
-            return await self._scorer.score(ScoredExecution(dispatched, finished, id, self._task(dispatched)))
+            return _sound(await self._scorer.score(ScoredExecution(dispatched, finished, id, self._task(dispatched))))
         except EvaluationBroken as broken:
             return str(broken)
         except (
@@ -187,8 +189,8 @@ class Scoring(Consumer):
                 final=attempt >= self._attempts, took_us=took_us,
             )  # fmt: skip
         return Scored(
-            execution=execution, scorer=name, scorer_version=version, evaluation_attempt=attempt, reward=float(outcome.reward),
-            rewards={key: float(value) for key, value in outcome.rewards.items()}, flags=tuple(outcome.flags), took_us=took_us,
+            execution=execution, scorer=name, scorer_version=version, evaluation_attempt=attempt, reward=outcome.reward,
+            rewards=dict(outcome.rewards), flags=tuple(outcome.flags), took_us=took_us,
         )  # fmt: skip
 
     async def _placeholder(self, discarded: Discarded, id: str) -> None:
@@ -204,3 +206,12 @@ class Scoring(Consumer):
         """Under an id that says what it is derived from: doing it twice makes the same event."""
         id = derived_id((cause,), f"score/{self._scorer.name}/{self._scorer.version}", 1, "", attempt)
         await asyncio.wrap_future(self.log.append(event, cause=cause, id=id))
+
+
+def _sound(score: Score) -> Score:
+    """The score with floats alone. Raises EvaluationBroken naming what is no finite number."""
+    given = {"reward": score.reward, **{f"rewards[{key!r}]": value for key, value in score.rewards.items()}}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise EvaluationBroken(f"the scorer gave {name} = {value!r}, which is no finite number")
+    return replace(score, reward=float(score.reward), rewards={key: float(value) for key, value in score.rewards.items()})

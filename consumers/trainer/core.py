@@ -23,6 +23,7 @@ from consumers.trainer.settings import TrainerSettings
 from gyre_engine.batching.step_inputs import StepInputs, missing_calls, probe, step_inputs
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import MemberReleased, Sealed, StepCommitted, StepOpened, Waiting
+from gyre_engine.log.election import Deposed
 from gyre_engine.scheduling.classes import missing_groups, next_groups
 from gyre_engine.training.ledger import OpenStep
 from gyre_engine.training.merge import buffer_hash, merge, update
@@ -30,10 +31,6 @@ from gyre_engine.training.replica import Optimizer, TrainingError, UpdateMetrics
 from gyre_engine.transfer import Descriptor, IntegrityError, PeerLost, Region, Transfer, WrongKey
 
 Buffer = NDArray[np.float32]
-
-
-class Deposed(RuntimeError):
-    """Another core has won a higher epoch (log-rules, 8)."""
 
 
 @dataclass(slots=True)

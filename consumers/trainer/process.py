@@ -17,12 +17,13 @@ from consumers.trainer.core import Core
 from consumers.trainer.member import StepMember
 from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher, small_files
-from consumers.trainer.recovery import elect, recover
+from consumers.trainer.recovery import recover
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.events import Recorded
 from gyre_engine.events.training import CoreElected
 from gyre_engine.log import Log
-from gyre_engine.log.consumer import Consumer, ConsumerSettings, Report, serve
+from gyre_engine.log.consumer import Consumer, Reading, Report, serve
+from gyre_engine.log.election import win
 from gyre_engine.training.replica import ReplicaOptions
 from gyre_engine.transfer.tcp import TcpTransfer
 
@@ -49,9 +50,9 @@ class Trainer(Consumer):
 
         self.name = f"trainer-{settings.cell}"
         self.topics = CORE_TOPICS if settings.core else LEDGER_TOPICS
-        super().__init__(log, ConsumerSettings(batch=1000, poll_seconds=IDLE_POLL_S), report)
+        super().__init__(log, Reading(batch=1000, poll_seconds=IDLE_POLL_S), report)
         shape, options = ModelShape.of_folder(Path(settings.model_path)), ReplicaOptions(temperature=settings.temperature)
-        self._of = settings
+        self._settings = settings
         self._replica: MegatronReplica = MegatronReplica(shape, options)
         self._board = Board(settings.cell)
         self._pen = Pen(log, self._board, settings.lease_s)
@@ -68,7 +69,7 @@ class Trainer(Consumer):
 
     def caught_up(self) -> None:
         """The core takes over; satellites wait for a step."""
-        if self._of.core:
+        if self._settings.core:
             self._core = self._take_over()
 
     def idle(self) -> None:
@@ -86,9 +87,9 @@ class Trainer(Consumer):
     def _take_over(self) -> Core:
         from gyre_engine.training.optimizer import AdamW
 
-        settings, pen, board = self._of, self._pen, self._board
+        settings, pen, board = self._settings, self._pen, self._board
         optimizer = AdamW(self._replica.parameters)
-        epoch = elect(settings, self._propose, lambda: (board.ledger.core_epoch, board.ledger.core_holder))
+        epoch = win(settings.holder, self._propose, lambda: (board.ledger.core_epoch, board.ledger.core_holder))
         recovered = recover(settings, self.log, self._replica, optimizer)
         self._member.holds(recovered.version)
         publisher = Publisher(pen, self._replica, optimizer, self._transfer, small_files(Path(settings.model_path)))
@@ -99,5 +100,5 @@ class Trainer(Consumer):
         return core
 
     def _propose(self, epoch: int) -> None:
-        self._pen.write([CoreElected(core_epoch=epoch, holder=self._of.holder, cell=self._of.cell)])
+        self._pen.write([CoreElected(core_epoch=epoch, holder=self._settings.holder, cell=self._settings.cell)])
         self.read_on(lambda: self._pen.dry, "the ledger did not give back the election that was just written")

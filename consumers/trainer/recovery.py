@@ -1,13 +1,13 @@
-"""How a core comes up: it wins an epoch, then holds the weights of the last committed step.
+"""How a core comes up again with the weights of the last committed step.
 
-writes    training: core-elected
+reads     training, micro-steps
 promises  recovery is the newest checkpoint that can be read plus the committed steps after it, made again and hash-checked
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,14 +79,3 @@ def _restore(history: History, url: str, replica: TrainingReplica, optimizer: Op
         return event.step
     replica.load(model, 0)
     return 0
-
-
-def elect(settings: TrainerSettings, write: Callable[[int], None], ruling: Callable[[], tuple[int, str]]) -> int:
-    """Win a core epoch: log one above the ruling epoch until the fold says that it is ours. At most 10 tries."""
-    for _ in range(10):
-        epoch, _ = ruling()
-        write(epoch + 1)
-        won, holder = ruling()
-        if (won, holder) == (epoch + 1, settings.holder):
-            return won
-    raise RuntimeError(f"{settings.cell}: other cores keep winning the election; is more than one core configured?")

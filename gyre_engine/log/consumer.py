@@ -22,7 +22,7 @@ from typing import Any
 from gyre_engine.events import Recorded
 from gyre_engine.log.catching_up import read_until
 from gyre_engine.log.intake import bury
-from gyre_engine.log.port import Follower, Log, LogUnavailable, Offsets, OnDeadLetter, UnknownTopic
+from gyre_engine.log.port import Follower, Log, LogUnavailable, Offsets, UnknownTopic
 from gyre_engine.signals import stop_event
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class HandlingFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerSettings:
+class Reading:
     """How a consumer reads. `batch`: events a poll at most; `commit_seconds`: positions are stored no more often than this."""
 
     batch: int = 500
@@ -75,9 +75,9 @@ class Consumer(ABC):
     name: str
     topics: tuple[str, ...]
 
-    def __init__(self, log: Log, settings: ConsumerSettings | None = None, report: Report | None = None) -> None:
+    def __init__(self, log: Log, reading: Reading | None = None, report: Report | None = None) -> None:
         self.log = log
-        self.settings = settings or ConsumerSettings()
+        self.reading = reading or Reading()
         self.is_caught_up = False
         """Whether everything that stood on the topics when following began was handled."""
         self.stopping = threading.Event()
@@ -109,7 +109,7 @@ class Consumer(ABC):
 
     def patience(self) -> float:
         """Seconds that the next poll may wait for an event."""
-        return self.settings.poll_seconds
+        return self.reading.poll_seconds
 
     def group(self) -> str | None:
         """Where positions are kept; None for a consumer that reads from `start` every time."""
@@ -122,13 +122,6 @@ class Consumer(ABC):
     def settled(self) -> bool:
         """Whether all that was handled is done with, so that positions may be committed."""
         return True
-
-    def on_dead_letter(self) -> OnDeadLetter | None:
-        """What is to hear of records that could not be read (default: nothing)."""
-        return None
-
-    def open(self) -> None:  # noqa: B027
-        """Called before the first poll."""
 
     def last_words(self, follower: Follower) -> None:  # noqa: B027
         """Called when a stop was asked for, before the last commit: for one that holds back what it has read."""
@@ -166,7 +159,6 @@ class Consumer(ABC):
         self._handled, self.is_caught_up = {}, False
         self._update(running=True)
         try:
-            self.open()
             self._follow(follower)
             self.last_words(follower)
         except Exception as error:
@@ -178,9 +170,7 @@ class Consumer(ABC):
     def _begin(self) -> Follower:
         while True:
             try:
-                follower = self.log.follow(
-                    self.topics, group=self.group(), start=self.start(), reader=self.name, on_dead_letter=self.on_dead_letter()
-                )
+                follower = self.log.follow(self.topics, group=self.group(), start=self.start(), reader=self.name)
             except LogUnavailable as error:
                 self._bear(error)
                 if self.stopping.wait(0.2):
@@ -191,7 +181,7 @@ class Consumer(ABC):
 
     def _follow(self, follower: Follower) -> None:
         while not self.stopping.is_set():
-            records = follower.poll(self.patience(), self.settings.batch)
+            records = follower.poll(self.patience(), self.reading.batch)
             if records:
                 self._handle_all(records)
             if not self.is_caught_up and follower.at_end():
@@ -209,10 +199,10 @@ class Consumer(ABC):
     def _keep_house(self, follower: Follower, now: float) -> None:
         if now >= self._commit_at and self.group() is not None and self.settled():
             follower.commit()
-            self._commit_at = now + self.settings.commit_seconds
+            self._commit_at = now + self.reading.commit_seconds
         if now >= self._measure_at:
             self._measure(follower, running=True)
-            self._measure_at = now + self.settings.lag_seconds
+            self._measure_at = now + self.reading.lag_seconds
         self._away_since = None
 
     def _bear(self, error: LogUnavailable) -> None:
@@ -222,8 +212,8 @@ class Consumer(ABC):
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
-            log.warning("%s waits up to %g s for the log: %s", self.name, self.settings.away_seconds, error)
-        if now - self._away_since > self.settings.away_seconds:
+            log.warning("%s waits up to %g s for the log: %s", self.name, self.reading.away_seconds, error)
+        if now - self._away_since > self.reading.away_seconds:
             raise error
 
     def _handle_one(self, record: Recorded) -> None:

@@ -14,7 +14,7 @@ from consumers.analytics.process import serving
 from consumers.analytics.settings import AnalyticsSettings
 from consumers.analytics.store import Store
 from gyre_engine.events.executions import ToolReturned
-from gyre_engine.log.consumer import ConsumerSettings
+from gyre_engine.log.consumer import Reading
 from gyre_engine.log.memory import MemoryLog
 
 EVENTS, BATCH = 3_000, 40
@@ -42,7 +42,7 @@ def ingest(folder: Path) -> None:
         store = Store(at)
         store.prepare()
         reader = Telling(the_log(), store, settings)
-        reader.settings = ConsumerSettings(batch=BATCH)
+        reader.reading = Reading(batch=BATCH)
         reader.run_to_end()
         client = clickhouse_connect.get_client(host=at.host, port=at.port)
         counts = "count(), uniqExact(event_id), uniqExact(partition, offset), sum(nbytes)"

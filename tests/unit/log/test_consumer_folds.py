@@ -6,11 +6,11 @@ import pytest
 
 from gyre_engine.events import Recorded
 from gyre_engine.events.cells import SchedulerElected
-from gyre_engine.log.consumer import Consumer, ConsumerSettings, Health
+from gyre_engine.log.consumer import Consumer, Health, Reading
 from gyre_engine.log.memory import MemoryLog
 from gyre_engine.log.port import LogUnavailable, Offsets
 
-SETTINGS = ConsumerSettings(batch=2, poll_seconds=0.01, commit_seconds=0.0, lag_seconds=0.0)
+SETTINGS = Reading(batch=2, poll_seconds=0.01, commit_seconds=0.0, lag_seconds=0.0)
 
 
 def filled(count: int) -> MemoryLog:

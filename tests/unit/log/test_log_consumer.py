@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from gyre_engine.events import Recorded
 from gyre_engine.events.cells import SchedulerElected
-from gyre_engine.events.training import DeadLetter
-from gyre_engine.log.consumer import Consumer, ConsumerSettings, HandlingFailed
+from gyre_engine.events.log import DeadLetter
+from gyre_engine.log.consumer import Consumer, HandlingFailed, Reading
 from gyre_engine.log.memory import MemoryFollower, MemoryLog
 from gyre_engine.log.port import LogUnavailable
 
-SETTINGS = ConsumerSettings(batch=4, poll_seconds=0.01, commit_seconds=0.0, lag_seconds=0.0)
+SETTINGS = Reading(batch=4, poll_seconds=0.01, commit_seconds=0.0, lag_seconds=0.0)
 
 
 class Numbers(Consumer):
@@ -144,6 +144,6 @@ def test_a_log_that_is_away_is_waited_for_within_a_limit() -> None:
     assert results == [0, 1, 2]
     log.failures = 1_000_000
     impatient = Numbers(log, results, set(), 2)
-    impatient.settings = ConsumerSettings(away_seconds=0.0)
+    impatient.reading = Reading(away_seconds=0.0)
     with pytest.raises(LogUnavailable, match="away"):
         impatient.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gyre_engine.events.executions import Started
-from gyre_engine.events.training import RunEnded
+from gyre_engine.events.log import RunEnded
 from gyre_engine.log.names import full_name, murmur2, partition_of, partitions_of, record_key
 
 

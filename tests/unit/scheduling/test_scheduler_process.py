@@ -4,11 +4,12 @@ import threading
 
 import pytest
 
-from consumers.scheduler.process import Deposed, SchedulerSettings, decide, run
+from consumers.scheduler.process import SchedulerSettings, decide, run
 from consumers.scheduler.view import View
 from gyre_engine.events import Event
 from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged, SchedulerElected, SwitchRole, WaterLevelChanged
 from gyre_engine.events.training import GroupAdmitted
+from gyre_engine.log.election import Deposed
 from gyre_engine.log.memory import MemoryLog, MemoryStore
 from gyre_engine.scheduling.classes import ClassPlan
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from consumers.trainer.board import CORE_TOPICS, LEDGER_TOPICS, Board
-from consumers.trainer.core import Core, Deposed
+from consumers.trainer.core import Core
 from consumers.trainer.member import StepMember
 from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher
@@ -21,6 +21,7 @@ from gyre_engine.batching import PackedMicroStep
 from gyre_engine.events.cells import CellRole, RoleChanged
 from gyre_engine.events.executions import Dispatched
 from gyre_engine.events.training import CoreElected, EvaluationReported, MicroStep, Published, Sealed, StepCommitted, StepOpened
+from gyre_engine.log.election import Deposed
 from gyre_engine.log.memory import MemoryLog, MemoryStore
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.scheduling.classes import ClassPlan
