@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gyre_engine.events import Event, derived_id
 from gyre_engine.events.calls import Quarantined
-from gyre_engine.events.training import DeadLetter
+from gyre_engine.events.log import DeadLetter
 from gyre_engine.log.intake import VALUE_LIMIT, Raw
 
 Position = tuple[str, int]

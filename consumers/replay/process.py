@@ -13,7 +13,8 @@ from pathlib import Path
 from consumers.replay.derive import Sources, check_groups, check_micro_steps
 from gyre_engine.admission import AdmissionSettings
 from gyre_engine.batching.step_inputs import packed
-from gyre_engine.events.training import MicroStep, RunStarted
+from gyre_engine.events.log import RunStarted
+from gyre_engine.events.training import MicroStep
 from gyre_engine.log import Log
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training.fingerprint import differences, fingerprint

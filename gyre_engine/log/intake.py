@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from gyre_engine.events import CodecError, Recorded, decode, derived_id, encode
-from gyre_engine.events.training import DeadLetter
+from gyre_engine.events.log import DeadLetter
 from gyre_engine.log.names import RUNS
 from gyre_engine.log.port import STRICT, Log, OnDeadLetter, Place, UnreadableEvent
 

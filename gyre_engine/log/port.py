@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gyre_engine.events import Event, Recorded
-from gyre_engine.events.training import DeadLetter
+from gyre_engine.events.log import DeadLetter
 
 TOPICS: tuple[str, ...] = (
     "executions",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gyre_engine.events import Recorded
-from gyre_engine.events.training import RunEnded, RunStarted
+from gyre_engine.events.log import RunEnded, RunStarted
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.names import RUNS, record_key
 from gyre_engine.log.port import Log, Place

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from consumers.dashboard.view import TOPICS, RunView
 from gyre_engine.config import Config, config_hash, masked_url, to_json
-from gyre_engine.events.training import RunEnded, RunStarted
+from gyre_engine.events.log import RunEnded, RunStarted
 from gyre_engine.log import Follower, LogUnavailable
 from gyre_engine.log.brokers import require_safe
 from gyre_engine.log.catching_up import catch_up

@@ -19,11 +19,11 @@ from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.tasks import Source
 from gyre_engine.training.replica import Hyper
-from gyre_engine.trees.role_rules import RoleRule
 from gyre_engine.trees.select import SelectionSettings
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 from producers.cells.agent import AgentSettings
+from producers.proxy.role_rules import RoleRule
 from producers.proxy.settings import POLICY, ProxySettings, RunSampling
 from producers.runner.harnesses.port import HarnessSettings
 from producers.runner.settings import RunnerSettings

@@ -21,13 +21,13 @@ from gyre_engine.events.calls import ExecutionClosed, ProxyOwns
 from gyre_engine.events.executions import ToolReturned
 from gyre_engine.sampling.port import SamplingParams
 from gyre_engine.trees.conversation import Author
-from gyre_engine.trees.role_rules import told_role
 from producers.proxy.call import SHOWN, Call, Desk
 from producers.proxy.exchange import Ask, execution_over, too_long, unavailable, unknown_model
 from producers.proxy.execution import Execution, prompt_for
 from producers.proxy.generation import Job
 from producers.proxy.histories import Histories
 from producers.proxy.open_calls import OpenCalls
+from producers.proxy.role_rules import told_role
 from producers.proxy.settings import ProxySettings
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gyre_engine.trees.role_rules import RoleRule
+from producers.proxy.role_rules import RoleRule
 
 POLICY = "policy"
 

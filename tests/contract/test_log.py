@@ -12,7 +12,7 @@ import pytest
 from gyre_engine.events import Recorded
 from gyre_engine.events.cells import SchedulerElected
 from gyre_engine.events.executions import Scored, Started
-from gyre_engine.events.training import DeadLetter
+from gyre_engine.events.log import DeadLetter
 from gyre_engine.log.memory import MemoryLog, MemoryStore
 from gyre_engine.log.names import full_name, partition_of
 from gyre_engine.log.port import Follower, Log, UnreadableEvent

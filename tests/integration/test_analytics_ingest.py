@@ -26,7 +26,7 @@ from consumers.analytics.store import RowsRefused, Store, StoreUnavailable
 from gyre_engine.events import Recorded, encode
 from gyre_engine.events.calls import Continuity, Finish, InputSpan, ModelCall, Provenance, WeightSpan
 from gyre_engine.events.executions import Scored, ToolCalled
-from gyre_engine.events.training import DeadLetter, RunStarted
+from gyre_engine.events.log import DeadLetter, RunStarted
 from gyre_engine.log.memory import MemoryLog
 from tests.unit.analytics.event_strategies import events
 

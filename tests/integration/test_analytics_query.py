@@ -17,7 +17,7 @@ from consumers.analytics.query import Output, ask, embedded_query, query, reader
 from consumers.analytics.settings import AnalyticsSettings, url_file
 from consumers.analytics.store import Store
 from gyre_engine.events.executions import Scored
-from gyre_engine.events.training import RunStarted
+from gyre_engine.events.log import RunStarted
 from gyre_engine.log.memory import MemoryLog
 
 ROOT = Path(__file__).parents[2]

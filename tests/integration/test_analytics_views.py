@@ -15,7 +15,8 @@ from consumers.analytics.views import VIEWS
 from gyre_engine.events.calls import Role, TreeClosed, TreeNode
 from gyre_engine.events.cells import CellRole, CellStarted, ProbeGap, RoleChanged, WaterLevelChanged
 from gyre_engine.events.executions import Discarded, DiscardReason, Ending, Finished, Scored, Started
-from gyre_engine.events.training import RunStarted, Sealed, StepCommitted, StepOpened
+from gyre_engine.events.log import RunStarted
+from gyre_engine.events.training import Sealed, StepCommitted, StepOpened
 from gyre_engine.log.memory import MemoryLog
 
 SECOND = 1_000_000

@@ -19,9 +19,9 @@ from gyre_engine.events import Recorded, encode, new_id
 from gyre_engine.events.calls import ModelCall
 from gyre_engine.events.cells import SchedulerElected
 from gyre_engine.events.executions import Scored, Started, ToolCalled
-from gyre_engine.events.training import RunEnded, RunStarted
+from gyre_engine.events.log import RunEnded, RunStarted
 from gyre_engine.log.brokers import Severity, TooFewReplicas, check_brokers, require_safe
-from gyre_engine.log.consumer import Consumer, ConsumerSettings, HandlingFailed
+from gyre_engine.log.consumer import Consumer, HandlingFailed, Reading
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.port import EventTooLarge, LogUnavailable, UnknownTopic
 from gyre_engine.log.runs import NoSuchRun, end_run, find_run, forget_run, list_runs, start_run
@@ -156,7 +156,7 @@ class Collector(Consumer):
     topics = ("commands",)
 
     def __init__(self, log: KafkaLog, fail_at: int, results: list[int]) -> None:
-        super().__init__(log, ConsumerSettings(poll_seconds=0.05, commit_seconds=0.0))
+        super().__init__(log, Reading(poll_seconds=0.05, commit_seconds=0.0))
         self.fail_at = fail_at
         self.results = results
 

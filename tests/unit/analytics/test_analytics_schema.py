@@ -18,7 +18,8 @@ from consumers.analytics.settings import address
 from gyre_engine.events import Event, Recorded, decode, encode, event_types
 from gyre_engine.events.calls import ModelCall, Role
 from gyre_engine.events.executions import Scored, ToolCalled
-from gyre_engine.events.training import DeadLetter, MicroStep, Published
+from gyre_engine.events.log import DeadLetter
+from gyre_engine.events.training import MicroStep, Published
 from gyre_engine.log.port import TOPICS
 from tests.unit.analytics.event_strategies import DTYPES, events
 

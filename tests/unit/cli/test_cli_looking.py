@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gyre_engine.events.training import RunEnded, RunStarted
+from gyre_engine.events.log import RunEnded, RunStarted
 from gyre_engine.log.consumer import Health
 from gyre_engine.log.memory import MemoryLog
 from gyre_engine.log.runs import RunInfo

@@ -14,8 +14,8 @@ from gyre_engine.events.executions import ToolCalled, ToolReturned
 from gyre_engine.keys import mint
 from gyre_engine.sampling.port import FinishReason, MismatchedOutput
 from gyre_engine.sampling.scripted import Gate, Script, ScriptedEngine
-from gyre_engine.trees.role_rules import RoleRule
 from producers.proxy.rendering import Rendering
+from producers.proxy.role_rules import RoleRule
 from producers.proxy.settings import RunSampling
 from producers.proxy.tokens import ChatTokenizer
 from tests.unit.proxy.conftest import BASH, SECRET, MakeStack, Stack, tool, tool_call, until, user

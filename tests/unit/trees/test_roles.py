@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from growth import EXECUTION, Grown, model_call
 
 from gyre_engine.events.calls import ExecutionClosed, ModelCall, Role, TreeClosed
 from gyre_engine.trees.facts import facts_of
-from gyre_engine.trees.role_rules import RoleRule, told_role
 from gyre_engine.trees.roles import infer_roles
 from gyre_engine.trees.select import SelectionSettings, select
 from gyre_engine.trees.tree import TrajectoryTree
@@ -149,15 +146,3 @@ def test_a_rule_of_the_config_stands_over_structure() -> None:
     agent.call("c0", None, 3, 5, role=Role.SIDE)
     agent.call("c0", None, 4, 6)
     assert agent.roles() == [M, SIDE, M]
-
-
-def test_the_first_rule_whose_words_all_fit_says_the_role() -> None:
-    rules = (
-        RoleRule(SIDE, system=re.compile("title"), tools=False),
-        RoleRule(SA, user=re.compile("^remember")),
-        RoleRule(MS, tools=False),
-    )
-    assert told_role(rules, "write a title", "remember", False) is SIDE
-    assert told_role(rules, "write a title", "remember", True) is SA
-    assert told_role(rules, "you help", "summarise", False) is MS
-    assert told_role(rules, "you help", "do it", True) is None

@@ -1,4 +1,4 @@
-"""Rules of a config that say the role of a call from its words; where none matches, structure says it (roles.py).
+"""Rules of a config that say the role of a call from its words; where none matches, structure says it (gyre_engine.trees.roles).
 
 The words never reach the tree: the proxy sees them, asks the rules, and writes the role into the call's record.
 """
