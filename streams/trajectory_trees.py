@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from gyre_engine.events import Event, derived_id
 from gyre_engine.events.calls import NodeGrown, Quarantined, TreeClosed
 from gyre_engine.log.intake import Raw
-from gyre_engine.trees.facts import Read, read
+from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
 from gyre_engine.trees.tree import grown
 from streams.derivation import Derived, dead_letter, execution_of, quarantine
@@ -41,7 +41,7 @@ class TrajectoryTrees:
 
     def observe(self, raw: Raw) -> Sequence[Derived]:
         """The node, the closed tree, or the quarantine that follows."""
-        found = read(raw.value)
+        found = facts.of_bytes(raw.value)
         event = self.forest.observe(found.fact)
         if event is None:
             return ()
@@ -56,6 +56,6 @@ class TrajectoryTrees:
         event = self.forest.quarantine(execution, reason) if execution else None
         return (letter,) if event is None else (letter, quarantine(raw, event, self.config_hash))
 
-    def _derived(self, event: NodeGrown | TreeClosed, found: Read) -> Derived:
+    def _derived(self, event: NodeGrown | TreeClosed, found: facts.RecordedFact) -> Derived:
         id = derived_id((found.id,), event.TYPE, VERSION, self.config_hash)
         return Derived(event, id, found.id, found.at, decisive=isinstance(event, TreeClosed))

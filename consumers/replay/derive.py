@@ -15,7 +15,7 @@ from gyre_engine.events.training import GroupAdmitted, MicroStep
 from gyre_engine.log import Log
 from gyre_engine.training.history import CommittedStep
 from gyre_engine.training.merge import ReplayDiverged
-from gyre_engine.trees.facts import fact_of
+from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
 from gyre_engine.trees.owned import OwnedCalls
 
@@ -59,7 +59,7 @@ class Sources:
             if not isinstance(event, ModelCall | ProxyOwns | ExecutionClosed) or event.execution not in wanted:
                 continue
             self.calls.see(event)
-            grown = forest.observe(fact_of(event))
+            grown = forest.observe(facts.of_event(event))
             if isinstance(grown, TreeClosed):
                 self.trees[event.execution] = grown
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gyre_engine.batching.work import ExecutionWork, Segment
 from gyre_engine.events.calls import ModelCall, Role, TreeNode
 from gyre_engine.events.training import AdmittedExecution
-from gyre_engine.trees.facts import facts_of
+from gyre_engine.trees import facts
 from gyre_engine.trees.segments import Run, Segments, places, segments_of
 from gyre_engine.trees.select import TrainedRange, ranges_of
 
@@ -59,16 +59,16 @@ def _once(calls: Sequence[ModelCall]) -> list[ModelCall]:
 
 
 def _node(call: ModelCall) -> TreeNode:
-    facts = facts_of(call)
+    own = facts.of_call(call)
     return TreeNode(
-        node=facts.call,
-        parent=facts.parent,
-        cut=facts.cut,
-        new_input_tokens=facts.new_input,
-        output_tokens=facts.output,
-        trainable=facts.trainable,
+        node=own.call,
+        parent=own.parent,
+        cut=own.cut,
+        new_input_tokens=own.new_input,
+        output_tokens=own.output,
+        trainable=own.trainable,
         role=Role.MAIN,
-        min_version=facts.min_version,
+        min_version=own.min_version,
     )
 
 

@@ -1,15 +1,14 @@
 """What the tree needs to know of a model call: counts and structure, never token ids.
 
-`read` takes it straight from a record's bytes, an order of magnitude faster than decoding the whole event: msgspec skips the
-fields that nobody asks for, and the length of an array is the length of its bytes. Trees, replay and restarts read model-calls
-through it.
+`of_bytes` takes it straight from a record, an order of magnitude faster than decoding the whole event: msgspec skips the fields
+that nobody asks for, and the length of an array is the length of its bytes. Trees, replay and restarts read model-calls through it.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from gyre_engine.events import CodecError, Event, Recorded, decode
+from gyre_engine.events import CodecError, Event, decode
 from gyre_engine.events.calls import Continuity, ExecutionClosed, ModelCall, ProxyOwns, Role
 
 
@@ -55,44 +54,12 @@ class CallFacts(msgspec.Struct, frozen=True, gc=False):
 Fact = CallFacts | ProxyOwns | ExecutionClosed
 
 
-class Read(msgspec.Struct, frozen=True):
+class RecordedFact(msgspec.Struct, frozen=True):
     """A fact and the envelope it came in."""
 
     id: str
     at: int
     fact: Fact
-
-
-def facts_of(call: ModelCall) -> CallFacts:
-    """The facts of a decoded call."""
-    versions = [span.version for span in call.weight_spans] or [0]
-    return CallFacts(
-        call.execution,
-        call.call,
-        call.number,
-        call.owner_epoch,
-        call.parent,
-        call.prefix_len,
-        len(call.new_input_ids),
-        len(call.output_ids),
-        call.untrainable is None and 0 < len(call.output_ids) == len(call.logprobs),
-        call.shape,
-        call.tools,
-        call.messages,
-        call.continuity,
-        min(versions),
-        max(versions),
-        call.role,
-    )
-
-
-def fact_of(event: Event) -> Fact:
-    """The fact in an event of `model-calls`. Raises CodecError for any other event."""
-    if isinstance(event, ModelCall):
-        return facts_of(event)
-    if isinstance(event, ProxyOwns | ExecutionClosed):
-        return event
-    raise CodecError(f"{event.TYPE} does not belong on model-calls")
 
 
 class _Span(msgspec.Struct):
@@ -132,46 +99,59 @@ _envelope = msgspec.msgpack.Decoder(_Envelope)
 _body = msgspec.msgpack.Decoder(_Body)
 
 
-def read(value: bytes | None) -> Read:
+def of_bytes(value: bytes | None) -> RecordedFact:
     """The fact in a record of `model-calls`. Raises CodecError (what is wrong) or UnknownEvent (type or version)."""
     if value is None:
         raise CodecError("a null value")
     try:
         envelope = _envelope.decode(value)
-        if envelope.type != ModelCall.TYPE or envelope.v != ModelCall.VERSION:
-            return read_decoded(decode(value))
-        return Read(envelope.id, envelope.at, _facts(_body.decode(envelope.body)))
-    except CodecError:
-        raise
+        if envelope.type == ModelCall.TYPE and envelope.v == ModelCall.VERSION:
+            return RecordedFact(envelope.id, envelope.at, _of_body(_body.decode(envelope.body)))
     except (msgspec.DecodeError, ValueError) as error:
         raise CodecError(f"{type(error).__name__}: {error!s:.200}") from error
+    record = decode(value)
+    return RecordedFact(record.id, record.at, of_event(record.event))
 
 
-def read_decoded(record: Recorded) -> Read:
-    """The fact in a decoded record."""
-    return Read(record.id, record.at, fact_of(record.event))
+def of_event(event: Event) -> Fact:
+    """The fact in an event of `model-calls`. Raises CodecError for any other event."""
+    if isinstance(event, ModelCall):
+        return of_call(event)
+    if isinstance(event, ProxyOwns | ExecutionClosed):
+        return event
+    raise CodecError(f"{event.TYPE} does not belong on model-calls")
 
 
-def _facts(body: _Body) -> CallFacts:
-    output, new = len(body.output_ids), len(body.new_input_ids)
-    if (output | new | len(body.logprobs)) & 3:
+def of_call(call: ModelCall) -> CallFacts:
+    """The facts of a decoded call."""
+    return _counted(call, len(call.new_input_ids), len(call.output_ids), len(call.logprobs))
+
+
+def _of_body(body: _Body) -> CallFacts:
+    new_input, output, logprobs = len(body.new_input_ids), len(body.output_ids), len(body.logprobs)
+    if (new_input | output | logprobs) & 3:
         raise ValueError("an array is not bin of whole 4-byte items")
-    versions = [span.version for span in body.weight_spans] or [0]
+    return _counted(body, new_input // 4, output // 4, logprobs // 4)
+
+
+def _counted(call: ModelCall | _Body, new_input: int, output: int, logprobs: int) -> CallFacts:
+    """A call and the lengths of its arrays. The fields go by position: this runs once a record."""
+    versions = [span.version for span in call.weight_spans] or [0]
     return CallFacts(
-        body.execution,
-        body.call,
-        body.number,
-        body.owner_epoch,
-        body.parent,
-        body.prefix_len,
-        new // 4,
-        output // 4,
-        body.untrainable is None and 0 < output == len(body.logprobs),
-        body.shape,
-        body.tools,
-        body.messages,
-        body.continuity,
+        call.execution,
+        call.call,
+        call.number,
+        call.owner_epoch,
+        call.parent,
+        call.prefix_len,
+        new_input,
+        output,
+        call.untrainable is None and 0 < output == logprobs,
+        call.shape,
+        call.tools,
+        call.messages,
+        call.continuity,
         min(versions),
         max(versions),
-        body.role,
+        call.role,
     )

@@ -15,7 +15,7 @@ from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.kafka_follower import new_consumer, read_topic, require_harmless
 from gyre_engine.log.port import Log, LogUnavailable, Offsets
 from gyre_engine.log.presence import warm
-from gyre_engine.trees.facts import fact_of, read
+from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def grow(to: Log, forest: Forest) -> int:
         return _grow_raw(to, forest)
     count = 0
     for record in to.read(TOPIC):
-        forest.observe(fact_of(record.event))
+        forest.observe(facts.of_event(record.event))
         count += 1
     return count
 
@@ -85,7 +85,7 @@ def _grow_raw(to: KafkaLog, forest: Forest) -> int:
 def _fold(forest: Forest, message: Message) -> int:
     value = message.value()
     try:
-        forest.observe(read(value if value is None or isinstance(value, bytes) else value.encode()).fact)
+        forest.observe(facts.of_bytes(value if value is None or isinstance(value, bytes) else value.encode()).fact)
     except CodecError as error:
         log.warning("%s, partition %s, offset %s: %s", TOPIC, message.partition(), message.offset(), error)
     return 1

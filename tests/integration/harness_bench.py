@@ -25,7 +25,7 @@ from gyre_engine.sandbox import Limits, sandbox_available
 from gyre_engine.sandbox.bridge import open_bridge
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.tasks import Source, load_catalog
-from gyre_engine.trees.facts import fact_of
+from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
 from gyre_engine.work_product import unpack
 from producers.proxy.app import application
@@ -137,7 +137,7 @@ class Bench:
         calls = [event for event in events if isinstance(event, ModelCall) and event.execution == name]
         forest, trees = Forest(), list[TreeClosed]()
         for event in events:
-            grown = forest.observe(fact_of(event))
+            grown = forest.observe(facts.of_event(event))
             trees += [grown] if isinstance(grown, TreeClosed) and grown.execution == name else []
         files = self.folder / "left" / name
         files.mkdir(parents=True)

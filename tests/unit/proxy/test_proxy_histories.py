@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gyre_engine.events.calls import Continuity, ExecutionClosed, ModelCall
 from gyre_engine.sampling.scripted import Script
-from gyre_engine.trees.facts import facts_of
+from gyre_engine.trees import facts
 from gyre_engine.trees.tree import TrajectoryTree
 from producers.proxy.dialects.chat import Chat
 from producers.proxy.histories import Head, Histories, History
@@ -119,7 +119,7 @@ def check(stack: Stack) -> None:
     tree = TrajectoryTree("g.0.0")
     for call in calls:
         assert (call.parent is None) == (call.prefix_len == 0) == (call.continuity is Continuity.ROOT)
-        tree.add(facts_of(call))
+        tree.add(facts.of_call(call))
     closed = tree.close(ExecutionClosed(execution="g.0.0", owner_epoch=1, calls=len(calls), last_call=calls[-1].call))
     assert closed is not None and closed.delivered == 1.0
     assert closed.tree_tokens == sum(len(call.output_ids) for call in calls)

@@ -27,7 +27,7 @@ from gyre_engine.events.executions import Dispatched, Ending, Finished, Scored
 from gyre_engine.events.training import GroupAdmitted
 from gyre_engine.log.memory import MemoryLog
 from gyre_engine.training.merge import ReplayDiverged
-from gyre_engine.trees.facts import fact_of
+from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
 
 SETTINGS = AdmissionSettings("verifier", "1")
@@ -70,7 +70,7 @@ def logged(rewards: tuple[float, float], calls: tuple[int, int]) -> MemoryLog:
         log.append_all(execution(index, rewards[index], calls[index]))
     records = [r for topic in ("executions", "scores") for r in log.read(topic)]
     for record in log.read("model-calls"):
-        event = forest.observe(fact_of(record.event))
+        event = forest.observe(facts.of_event(record.event))
         if isinstance(event, TreeClosed):
             records.append(replace(record, id=derived_id((record.id,), "tree", 1), event=event))
     (admitted,) = [found for r in records if (found := admission.observe(r)) is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from growth import EXECUTION, Grown, model_call
 
 from gyre_engine.events.calls import ExecutionClosed, ModelCall, Role, TreeClosed
-from gyre_engine.trees.facts import facts_of
+from gyre_engine.trees import facts
 from gyre_engine.trees.roles import infer_roles
 from gyre_engine.trees.select import SelectionSettings, select
 from gyre_engine.trees.tree import TrajectoryTree
@@ -29,12 +29,12 @@ class Agent:
         return self.grown.calls[-1]
 
     def roles(self) -> list[Role]:
-        return list(infer_roles([facts_of(call) for call in self.grown.calls]))
+        return list(infer_roles([facts.of_call(call) for call in self.grown.calls]))
 
     def closed(self) -> TreeClosed:
         tree = TrajectoryTree(EXECUTION)
         for call in self.grown.calls:
-            tree.add(facts_of(call))
+            tree.add(facts.of_call(call))
         closed = tree.close(
             ExecutionClosed(execution=EXECUTION, owner_epoch=1, calls=len(tree.calls), last_call=self.grown.calls[-1].call)
         )

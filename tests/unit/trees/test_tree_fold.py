@@ -10,7 +10,7 @@ from hypothesis import given
 
 from gyre_engine.events import Recorded, encode
 from gyre_engine.events.calls import ExecutionClosed, ProxyOwns, Quarantined, TreeClosed
-from gyre_engine.trees.facts import facts_of, read
+from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
 from gyre_engine.trees.tree import TrajectoryTree, TreeError
 
@@ -18,7 +18,7 @@ from gyre_engine.trees.tree import TrajectoryTree, TreeError
 def grow(calls) -> TrajectoryTree:
     tree = TrajectoryTree(EXECUTION)
     for call in calls:
-        tree.add(facts_of(call))
+        tree.add(facts.of_call(call))
     return tree
 
 
@@ -29,15 +29,15 @@ def closing(calls: int, last: str | None, epoch: int = 1) -> ExecutionClosed:
 @given(executions())
 def test_facts_read_from_bytes_are_those_of_the_decoded_event(grown: Grown) -> None:
     for call in grown.calls:
-        found = read(encode(Recorded("i", "run", 5, None, call)))
-        assert (found.id, found.at, found.fact) == ("i", 5, facts_of(call))
+        found = facts.of_bytes(encode(Recorded("i", "run", 5, None, call)))
+        assert (found.id, found.at, found.fact) == ("i", 5, facts.of_call(call))
 
 
 @given(executions())
 def test_a_tree_grown_call_by_call_equals_a_rebuild_of_every_prefix(grown: Grown) -> None:
     tree = TrajectoryTree(EXECUTION)
     for number, call in enumerate(grown.calls):
-        tree.add(facts_of(call))
+        tree.add(facts.of_call(call))
         assert tree == grow(grown.calls[: number + 1])
 
 
@@ -63,9 +63,9 @@ def test_an_execution_without_calls_closes_with_an_empty_tree() -> None:
 def test_records_of_a_lower_epoch_are_dropped() -> None:
     tree = grow([model_call(0, None, 0, [1], [2])])
     tree.own(ProxyOwns(execution=EXECUTION, owner_epoch=2, proxy="b"))
-    assert not tree.add(facts_of(model_call(1, "c0", 2, [3], [4])))
+    assert not tree.add(facts.of_call(model_call(1, "c0", 2, [3], [4])))
     assert tree.close(closing(1, "c0", epoch=1)) is None
-    assert tree.add(facts_of(model_call(1, "c0", 2, [3], [4], owner_epoch=2)))
+    assert tree.add(facts.of_call(model_call(1, "c0", 2, [3], [4], owner_epoch=2)))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_records_of_a_lower_epoch_are_dropped() -> None:
 def test_a_call_that_does_not_fit_is_refused_by_name(parent: str | None, cut: int, new: list[int], why: str) -> None:
     tree = grow([model_call(0, None, 0, [1, 2], [3])])
     with pytest.raises(TreeError, match=f"c1 .*{why}"):
-        tree.add(facts_of(model_call(1, parent, cut, new, [6])))
+        tree.add(facts.of_call(model_call(1, parent, cut, new, [6])))
 
 
 def test_a_closing_that_counts_other_calls_than_the_log_holds_is_refused() -> None:
@@ -92,11 +92,11 @@ def test_a_closing_that_counts_other_calls_than_the_log_holds_is_refused() -> No
 
 def test_a_forest_quarantines_what_does_not_fit_once_and_forgets_what_is_closed() -> None:
     forest = Forest()
-    orphan = facts_of(replace(model_call(0, "gone", 3, [1], [2]), execution="g.1.0"))
+    orphan = facts.of_call(replace(model_call(0, "gone", 3, [1], [2]), execution="g.1.0"))
     assert isinstance(forest.observe(orphan), Quarantined)
     assert forest.observe(orphan) is None
-    forest.observe(facts_of(model_call(0, None, 0, [1], [2])))
+    forest.observe(facts.of_call(model_call(0, None, 0, [1], [2])))
     assert isinstance(forest.observe(closing(1, "c0")), TreeClosed)
     assert forest.observe(closing(1, "c0")) is None
-    assert forest.observe(facts_of(model_call(1, "c0", 2, [3], [4]))) is None
+    assert forest.observe(facts.of_call(model_call(1, "c0", 2, [3], [4]))) is None
     assert forest.trees == {}
