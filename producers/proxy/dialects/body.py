@@ -47,7 +47,12 @@ def model_of(fields: dict[str, Any]) -> str:
 
 def ignored(fields: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
     """Notes of the fields that are given and do not count here."""
-    return tuple(f"{name} ignored" for name in names if fields.get(name) not in (None, [], False, "auto"))
+    return tuple(f"{name} ignored" for name in names if _says_something(fields.get(name)))
+
+
+def _says_something(value: Any) -> bool:
+    """Whether a field asks for anything; 0 does, though it equals False."""
+    return value is not None and value is not False and value not in ([], "auto")
 
 
 def _mended(body: bytes, error: Exception) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from gyre_engine.events.calls import Continuity, Finish
 from tests.unit.proxy.conftest import BASH, Stack, tool, tool_call, user
 
@@ -33,3 +35,16 @@ async def test_the_next_turn_extends_the_sampled_ids(stack: Stack) -> None:
     sent = stack.sent()
     assert sent[1][: len(sent[0]) + len(first.output_ids)] == [*sent[0], *first.output_ids]
     assert stack.prompts() == sent
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.7])
+async def test_a_temperature_that_does_not_count_is_noted_also_where_it_is_zero(stack: Stack, value: float) -> None:
+    stack.says("a")
+    await stack.say([user("q")], temperature=value)
+    assert stack.calls()[0].notes == ("temperature ignored",)
+
+
+async def test_fields_that_ask_for_nothing_are_not_noted(stack: Stack) -> None:
+    stack.says("a")
+    await stack.say([user("q")], temperature=None, logprobs=False, stop=[], tool_choice="auto")
+    assert stack.calls()[0].notes == ()
