@@ -67,36 +67,36 @@ class Scheduler(Consumer):
         """Command what the policy says. Raises Deposed."""
         if not self._epoch:
             return
-        view, holder = self.view, self._settings.holder
-        if view.epoch != self._epoch:
-            raise Deposed(f"scheduler {holder} (epoch {self._epoch}): {view.holder} rules with epoch {view.epoch}")
-        switch = decide(view, self._settings)
+        fleet, holder = self.view.fleet, self._settings.holder
+        if fleet.epoch != self._epoch:
+            raise Deposed(f"scheduler {holder} (epoch {self._epoch}): {fleet.holder} rules with epoch {fleet.epoch}")
+        switch = decide(self.view, self._settings)
         if switch is not None:
             self._command(switch)
 
     def _command(self, switch: Switch) -> None:
         view, demand = self.view, self.view.demand()
         command = SwitchRole(
-            epoch=view.epoch, number=view.number + 1, cell=switch.cell, to=switch.to, reason=switch.reason,
+            epoch=self._epoch, number=view.fleet.number + 1, cell=switch.cell, to=switch.to, reason=switch.reason,
             water_level=demand.water_level, sampling_capacity=view.cluster().sampling_capacity,
         )  # fmt: skip
         logger.info("%s to %s: %s", switch.cell, switch.to.value, switch.reason)
         self.log.append_all([command])
         self.read_on(
-            lambda: view.commanded.get(switch.cell) == command or view.epoch != command.epoch,
+            lambda: view.fleet.commands.get(switch.cell) == command or view.fleet.epoch != command.epoch,
             "the topic commands did not give back the command that was just written",
         )
 
     def _elect(self) -> int:
-        return win(self._settings.holder, self._propose, lambda: (self.view.epoch, self.view.holder))
+        return win(self._settings.holder, self._propose, lambda: (self.view.fleet.epoch, self.view.fleet.holder))
 
     def _propose(self, epoch: int) -> None:
         self.log.append_all([SchedulerElected(epoch=epoch, holder=self._settings.holder)])
-        self.read_on(lambda: self.view.epoch >= epoch, "the topic commands did not give back the election")
+        self.read_on(lambda: self.view.fleet.epoch >= epoch, "the topic commands did not give back the election")
 
 
 def decide(view: View, settings: SchedulerSettings) -> Switch | None:
     """The policy's answer, once every cell has started."""
-    if set(settings.cells) - set(view.cells):
+    if set(settings.cells) - set(view.fleet.cells):
         return None
     return next_switch(view.cluster(), view.demand(), settings.slack)

@@ -5,17 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gyre_engine.events import Recorded
-from gyre_engine.events.cells import (
-    CellHealth,
-    CellRole,
-    CellStarted,
-    RoleChanged,
-    SchedulerElected,
-    SwitchRole,
-    WaterLevelChanged,
-)
+from gyre_engine.events.cells import CellRole, WaterLevelChanged
 from gyre_engine.events.executions import Dispatched
 from gyre_engine.events.training import GroupAdmitted
+from gyre_engine.scheduling.cells import CellState, Fleet, observe
 from gyre_engine.scheduling.classes import ClassPlan, next_groups
 from gyre_engine.scheduling.elastic import Cell, Cluster, Demand
 from gyre_engine.training.backlog import Backlog
@@ -30,15 +23,7 @@ class View:
 
     plan: ClassPlan
     group_size: int
-    cells: dict[str, Cell] = field(default_factory=dict)
-    capacity: int = 1
-    incarnations: dict[str, str] = field(default_factory=dict)
-    sick: set[str] = field(default_factory=set)
-    """Cells whose engine is away: they serve nobody."""
-    commanded: dict[str, SwitchRole] = field(default_factory=dict)
-    epoch: int = 0
-    holder: str = ""
-    number: int = 0
+    fleet: Fleet = field(default_factory=Fleet)
     water: WaterLevelChanged | None = None
     ledger: Ledger = field(default_factory=Ledger)
     backlog: Backlog = field(default_factory=Backlog)
@@ -50,26 +35,14 @@ class View:
         match record.event:
             case WaterLevelChanged() as event:
                 self.water = event
-            case CellStarted() as event:
-                self.cells[event.cell] = Cell(event.cell, event.position, event.role)
-                self.capacity = event.capacity
-                self.incarnations[event.cell] = event.incarnation
-                self.sick.discard(event.cell)
-            case CellHealth() as event if event.incarnation == self.incarnations.get(event.cell):
-                (self.sick.discard if event.healthy else self.sick.add)(event.cell)
-            case RoleChanged() as event if event.cell in self.cells:
-                self.cells[event.cell] = Cell(event.cell, self.cells[event.cell].position, event.role)
-            case SchedulerElected() as event if event.epoch > self.epoch:
-                self.epoch, self.holder = event.epoch, event.holder
-            case SwitchRole() as event if event.epoch >= self.epoch:
-                self.commanded[event.cell] = event
-                self.number = max(self.number, event.number)
             case GroupAdmitted() as event:
                 self.backlog.see(event)
             case Dispatched(evaluation=None) as event:
                 self.places[event.group_number] = self.places.get(event.group_number, 0) | 1 << event.index
             case _ if record.topic == "training":
                 self._ledger(record)
+            case event:
+                self.fleet = observe(self.fleet, event)
 
     def _ledger(self, record: Recorded) -> None:
         before = self.ledger
@@ -78,13 +51,13 @@ class View:
 
     def cluster(self) -> Cluster:
         """The cells in their fixed order; one that is away, or whose command is not carried out yet, is switching."""
-        return Cluster(tuple(sorted((self._cell(c) for c in self.cells.values()), key=lambda c: c.position)), self.capacity)
+        states = self.fleet.ordered
+        capacity = max((state.capacity for state in states), default=1)
+        return Cluster(tuple(Cell(state.cell, state.position, self._role(state)) for state in states), capacity)
 
-    def _cell(self, cell: Cell) -> Cell:
-        command = self.commanded.get(cell.name)
-        if cell.name in self.sick or (command is not None and command.to is not cell.role):
-            return Cell(cell.name, cell.position, CellRole.SWITCHING)
-        return cell
+    def _role(self, state: CellState) -> CellRole:
+        waits = not state.healthy or self.fleet.due(state.cell) is not None
+        return CellRole.SWITCHING if waits else state.role
 
     def demand(self) -> Demand:
         """What is out there and what could be trained now."""

@@ -19,6 +19,7 @@ from gyre_engine.events.training import (
     Sealed,
     StepCommitted,
 )
+from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.training.backlog import Backlog
 from gyre_engine.training.ledger import Ledger, apply, consumed
 
@@ -32,7 +33,7 @@ class Board:
 
     cell: str
     ledger: Ledger = field(default_factory=Ledger)
-    role: CellRole = CellRole.SAMPLING
+    fleet: Fleet = field(default_factory=Fleet)
     packs: dict[str, PackedMicroStep] = field(default_factory=dict)
     """Micro-steps of steps that are not committed yet."""
     published: dict[int, Published] = field(default_factory=dict)
@@ -43,14 +44,20 @@ class Board:
     """Ledger events seen a cell: what a lease watches."""
     _steps: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def role(self) -> CellRole:
+        """Of this trainer's cell; every cell samples until it says otherwise."""
+        state = self.fleet.cells.get(self.cell)
+        return state.role if state else CellRole.SAMPLING
+
     def see(self, record: Recorded) -> None:
         """Take one record into account."""
         self.backlog.see(record.event)
         match record.event:
             case MicroStep() as event if event.step > self.ledger.step:
                 self.packs[event.micro_step], self._steps[event.micro_step] = packed(event), event.step
-            case RoleChanged(cell=self.cell, role=role) | CellStarted(cell=self.cell, role=role):
-                self.role = role
+            case RoleChanged() | CellStarted() as event:
+                self.fleet = observe(self.fleet, event)
             case _ if record.topic == "training":
                 self.position = record.offset
                 self._ledger(record)

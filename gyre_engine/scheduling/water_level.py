@@ -6,23 +6,11 @@ told, and a group that a committed step consumed stays consumed whether its admi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gyre_engine.events import Event
 from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, RoleChanged, WaterLevelChanged
 from gyre_engine.events.executions import Discarded, Dispatched, Finished, Started
 from gyre_engine.events.training import CoreElected, GroupAdmitted, StepCommitted, StepOpened
-
-
-@dataclass(frozen=True, slots=True)
-class CellState:
-    """A cell as its latest incarnation reported it."""
-
-    position: int
-    incarnation: str
-    capacity: int
-    role: CellRole
-    healthy: bool = True
+from gyre_engine.scheduling.cells import CellState, Fleet, observe
 
 
 class WaterLevel:
@@ -35,7 +23,7 @@ class WaterLevel:
         self.dispatched = 0
         self.started = 0
         self.terminated = 0
-        self.cells: dict[str, CellState] = {}
+        self.fleet = Fleet()
         self.core_epoch = 0
         self.committed_step = 0
         self._out: dict[str, bool] = {}
@@ -60,7 +48,7 @@ class WaterLevel:
             case Finished() | Discarded():
                 self._terminate(event.execution)
             case CellStarted() | RoleChanged() | CellHealth():
-                self._cell(event)
+                self.fleet = observe(self.fleet, event)
             case GroupAdmitted():
                 self._admitted.add(event.group)
             case CoreElected() | StepOpened() | StepCommitted():
@@ -68,15 +56,15 @@ class WaterLevel:
 
     def snapshot(self) -> WaterLevelChanged:
         """The level now. A cell that is not healthy serves nobody and is named nowhere."""
-        cells = sorted((state.position, name, state) for name, state in self.cells.items())
-        named = {role: tuple(name for _, name, s in cells if s.role is role and _counts(s)) for role in CellRole}
+        cells = self.fleet.ordered
+        named = {role: tuple(s.cell for s in cells if s.role is role and _counts(s)) for role in CellRole}
         return WaterLevelChanged(
             dispatched=self.dispatched,
             started=self.started,
             terminated=self.terminated,
             level=self.level,
-            capacity_per_cell=max((state.capacity for _, _, state in cells), default=0),
-            sampling_capacity=sum(self.cells[name].capacity for name in named[CellRole.SAMPLING]),
+            capacity_per_cell=max((state.capacity for state in cells), default=0),
+            sampling_capacity=sum(self.fleet.cells[name].capacity for name in named[CellRole.SAMPLING]),
             sampling_cells=named[CellRole.SAMPLING],
             training_cells=named[CellRole.TRAINING],
             switching_cells=named[CellRole.SWITCHING],
@@ -98,17 +86,6 @@ class WaterLevel:
         # The first end counts (log-rules, 11); a second one finds the execution gone.
         if self._out.pop(execution, None) is not None:
             self.terminated += 1
-
-    def _cell(self, event: CellStarted | RoleChanged | CellHealth) -> None:
-        if isinstance(event, CellStarted):
-            self.cells[event.cell] = CellState(event.position, event.incarnation, event.capacity, event.role)
-            return
-        state = self.cells.get(event.cell)
-        if state is None or state.incarnation != event.incarnation:
-            return
-        role = event.role if isinstance(event, RoleChanged) else state.role
-        healthy = event.healthy if isinstance(event, CellHealth) else state.healthy
-        self.cells[event.cell] = CellState(state.position, state.incarnation, state.capacity, role, healthy)
 
     def _ledger(self, event: CoreElected | StepOpened | StepCommitted) -> None:
         if event.core_epoch < self.core_epoch:

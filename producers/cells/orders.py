@@ -5,11 +5,12 @@ promises  only the highest scheduler epoch and the ruling core are obeyed (log-r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gyre_engine.events import Event
 from gyre_engine.events.cells import CellRole, SchedulerElected, SwitchRole
 from gyre_engine.events.training import CoreElected, Published
+from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.scheduling.classes import ClassPlan
 
 
@@ -19,10 +20,14 @@ class Orders:
 
     cell: str
     plan: ClassPlan
-    scheduler_epoch: int = 0
+    fleet: Fleet = field(default_factory=Fleet)
     core_epoch: int = 0
-    switch: SwitchRole | None = None
     weights: Published | None = None
+
+    @property
+    def switch(self) -> SwitchRole | None:
+        """The last command of the ruling schedulers to this cell."""
+        return self.fleet.commands.get(self.cell)
 
     @property
     def role(self) -> CellRole:
@@ -33,10 +38,8 @@ class Orders:
 def obey(orders: Orders, event: Event) -> Orders:
     """The orders after `event`."""
     match event:
-        case SchedulerElected() if event.epoch > orders.scheduler_epoch:
-            return replace(orders, scheduler_epoch=event.epoch)
-        case SwitchRole() if event.cell == orders.cell and event.epoch == orders.scheduler_epoch:
-            return replace(orders, switch=event)
+        case SchedulerElected() | SwitchRole():
+            return replace(orders, fleet=observe(orders.fleet, event))
         case CoreElected() if event.core_epoch > orders.core_epoch:
             return replace(orders, core_epoch=event.core_epoch)
         case Published() if event.core_epoch == orders.core_epoch and _for_samplers(orders, event):

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from gyre_engine.events import Event
 from gyre_engine.events.executions import Dispatched
 from gyre_engine.sampling.port import InferenceEngine
+from gyre_engine.scheduling.cells import CellState
 from producers.proxy.exchange import unavailable
-from producers.proxy.routes import Cell, Routes, choose, observe
+from producers.proxy.routes import Routes, choose, observe
 
 AVOID_S = 1.0
 """How long a cell that failed is passed over where another one samples."""
@@ -87,14 +88,14 @@ class Router:
         for _, engine in self._engines.values():
             await engine.close()
 
-    def _choose(self, execution: str, moved: bool) -> Cell | None:
+    def _choose(self, execution: str, moved: bool) -> CellState | None:
         load = {cell: len(calls.keys() - {execution}) for cell, calls in self._open.items()}
         now = time.monotonic()
         avoid = frozenset(cell for cell, until in self._avoid.items() if until > now)
         version = self._version.get(execution, 0)
         return choose(self.routes, load, sticky=self._sticky.get(execution), moved=moved, avoid=avoid, version=version)
 
-    def _engine(self, cell: Cell) -> InferenceEngine:
+    def _engine(self, cell: CellState) -> InferenceEngine:
         url, engine = self._engines.get(cell.cell, ("", None))
         if engine is None or url != cell.url:
             engine = self._connect(cell.url)

@@ -18,7 +18,7 @@ from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.batching import PackedMicroStep
-from gyre_engine.events.cells import CellRole, RoleChanged
+from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged
 from gyre_engine.events.executions import Dispatched
 from gyre_engine.events.training import CoreElected, EvaluationReported, MicroStep, Published, Sealed, StepCommitted, StepOpened
 from gyre_engine.log.election import Deposed
@@ -135,7 +135,12 @@ class Bench:
         return self.core.advance()
 
     def role(self, cell: str, role: CellRole) -> None:
-        self.log.append_all([RoleChanged(cell=cell, incarnation="i", role=role, command_epoch=1, command_number=1)])
+        started = CellStarted(
+            cell=cell, position=int(cell[1:]), incarnation="i", engine="native", engine_url="", capacity=8,
+            role=CellRole.SAMPLING, weight_version=0,
+        )  # fmt: skip
+        changed = RoleChanged(cell=cell, incarnation="i", role=role, command_epoch=1, command_number=1)
+        self.log.append_all([started, changed])
 
     def open_step(self) -> None:
         step = self.core_board.ledger.step + 1

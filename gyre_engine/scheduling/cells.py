@@ -1,0 +1,115 @@
+"""The cells of a run and what they were told, folded from `cells` and `commands`: one fold for all who act on it.
+
+promises  a word of a dead incarnation counts for nothing, nor does a command of an epoch that does not rule (log-rules, 8); the result
+          does not depend on how the two topics interleave
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gyre_engine.events import Event
+from gyre_engine.events.cells import (
+    CellHealth,
+    CellRole,
+    CellStarted,
+    RoleChanged,
+    SchedulerElected,
+    SwitchRole,
+    WeightsLoaded,
+)
+
+NEVER = (0, -1)
+"""Below every command's (epoch, number)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellState:
+    """A cell as its latest incarnation reported it.
+
+    capacity: executions that its engine serves at once; version: weights that its engine samples with
+    obeyed:   (epoch, number) of the last command that this incarnation carried out
+    """
+
+    cell: str
+    position: int
+    incarnation: str
+    url: str
+    capacity: int
+    role: CellRole
+    version: int = 0
+    healthy: bool = True
+    obeyed: tuple[int, int] = NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All cells, the last command to each, and the scheduler that rules."""
+
+    cells: Mapping[str, CellState] = field(default_factory=dict)
+    commands: Mapping[str, SwitchRole] = field(default_factory=dict)
+    epoch: int = 0
+    holder: str = ""
+
+    @property
+    def number(self) -> int:
+        """Of the last command, 0 before any."""
+        return max((command.number for command in self.commands.values()), default=0)
+
+    @property
+    def ordered(self) -> tuple[CellState, ...]:
+        """In the fixed order."""
+        return tuple(sorted(self.cells.values(), key=lambda state: (state.position, state.cell)))
+
+    def due(self, cell: str) -> CellRole | None:
+        """The role that the cell was told to take and has not reported yet."""
+        command, state = self.commands.get(cell), self.cells.get(cell)
+        if command is None or state is None or (command.epoch, command.number) <= state.obeyed:
+            return None
+        return None if command.to is state.role else command.to
+
+    def serves(self, cell: str) -> bool:
+        """Whether its engine takes new calls: it samples, is well, and was not told to leave."""
+        state = self.cells.get(cell)
+        return state is not None and state.role is CellRole.SAMPLING and state.healthy and self.due(cell) is None
+
+
+def observe(fleet: Fleet, event: Event) -> Fleet:
+    """The fleet after an event of `cells` or `commands`; others change nothing."""
+    match event:
+        case CellStarted():
+            return _with(fleet, _started(event))
+        case RoleChanged() | CellHealth() | WeightsLoaded():
+            state = fleet.cells.get(event.cell)
+            known = state is not None and state.incarnation == event.incarnation
+            return _with(fleet, _changed(state, event)) if state is not None and known else fleet
+        case SchedulerElected() if event.epoch > fleet.epoch:
+            return replace(fleet, epoch=event.epoch, holder=event.holder)
+        case SwitchRole() if event.epoch >= fleet.epoch and _is_newer(fleet.commands.get(event.cell), event):
+            return replace(fleet, epoch=event.epoch, commands={**fleet.commands, event.cell: event})
+        case _:
+            return fleet
+
+
+def _with(fleet: Fleet, state: CellState) -> Fleet:
+    return replace(fleet, cells={**fleet.cells, state.cell: state})
+
+
+def _started(event: CellStarted) -> CellState:
+    return CellState(
+        event.cell, event.position, event.incarnation, event.engine_url, event.capacity, event.role, event.weight_version
+    )
+
+
+def _changed(state: CellState, event: RoleChanged | CellHealth | WeightsLoaded) -> CellState:
+    if isinstance(event, WeightsLoaded):
+        return replace(state, version=event.version)
+    if isinstance(event, CellHealth):
+        return replace(state, healthy=event.healthy)
+    obeyed = max(state.obeyed, (event.command_epoch, event.command_number))
+    return replace(state, role=event.role, obeyed=obeyed)
+
+
+def _is_newer(before: SwitchRole | None, event: SwitchRole) -> bool:
+    return before is None or (event.epoch, event.number) > (before.epoch, before.number)
