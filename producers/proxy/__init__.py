@@ -1,7 +1,15 @@
 """The proxy: the model endpoint that agents call, token-in token-out, and the only writer of model-calls.
 
-A request is parsed by its dialect (`dialects/`) into messages, matched against what its execution has said before
-(`execution`, gyre_engine.trees), rendered to token ids (`rendering`), sampled on a cell (`router`, `generation`),
-recorded (`recorder`), and only then answered. `app` is the web application, `process` the operating-system process,
-`restore` what a restart reads back.
+The way of a request:
+  app          the web application; walks `dialects/`, which parse it to an Ask (`exchange`: the one form of all dialects, and errors)
+  histories    what of it was read before; only the rest is parsed and hashed
+  service      the executions that this proxy owns; opens a call (`open_calls`: those that a client can join) and closes executions
+  execution    one execution's state, and the prompt that a request makes (`rendering` over `tokens`; gyre_engine.trees)
+  call         one call: sampled (`generation`) on an engine that `router` lends by the `routes`, recorded, then answered
+  streamed     sampled ids as text while they come
+  outbox       what is put on the log, and its acknowledgement
+  reply        the answer on its way to one client
+
+Around it: `process` is the operating-system process, `settings` what it is told, `restore` what a restart reads back, `feed` what the
+log tells it while it serves.
 """

@@ -5,7 +5,7 @@ promises  every error has the shape of the route's dialect; nothing here waits f
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import orjson
 from starlette.applications import Starlette
@@ -15,24 +15,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gyre_engine.keys import execution_of, is_internal
-from producers.proxy.dialects.messages import Messages, model_list
-from producers.proxy.dialects.port import Dialect
-from producers.proxy.dialects.registry import DIALECTS
-from producers.proxy.dialects.responses import Responses
-from producers.proxy.exchange import ProxyError, wrong_key
+from producers.proxy.dialects.port import Counts, Dialect, Refuses
+from producers.proxy.dialects.registry import DIALECTS, dialect_of
+from producers.proxy.exchange import Ask, ProxyError, wrong_key
 from producers.proxy.reply import Reply
 from producers.proxy.service import Service
 
-_VERSION = "anthropic-version"
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def application(service: Service, secret: bytes) -> Starlette:
     """The ASGI application over a service."""
     endpoints = _Endpoints(service, secret)
     routes = [
-        *[Route(dialect.path, endpoints.dialect(dialect), methods=["POST"]) for dialect in DIALECTS],
-        Route(f"{Messages.path}/count_tokens", endpoints.count, methods=["POST"]),
-        Route(Responses.path, endpoints.no_websocket, methods=["GET"]),
+        *[route for dialect in DIALECTS for route in _routes(dialect, endpoints)],
         Route("/", endpoints.alive, methods=["GET", "HEAD"]),
         Route("/v1/models", endpoints.models, methods=["GET"]),
         Route("/healthz", endpoints.health, methods=["GET"]),
@@ -42,10 +38,15 @@ def application(service: Service, secret: bytes) -> Starlette:
     return Starlette(routes=routes, exception_handlers={ProxyError: _problem, HTTPException: _http, ClientDisconnect: _gone})
 
 
-def dialect_of(path: str, *, versioned: bool = False) -> Dialect:
-    """The dialect whose errors a path's clients understand. versioned: they name a version of Anthropic's API."""
-    other = next((dialect for dialect in DIALECTS if versioned and dialect.name == Messages.name), DIALECTS[0])
-    return next((dialect for dialect in DIALECTS if path.startswith(dialect.path)), other)
+def _routes(dialect: Dialect, endpoints: _Endpoints) -> Iterator[Route]:
+    """A dialect's own route, and those beside it."""
+    yield Route(dialect.path, endpoints.answer(dialect), methods=["POST"])
+    for beside in dialect.beside:
+        match beside:
+            case Counts():
+                yield Route(beside.path, endpoints.count(dialect, beside), methods=["POST"])
+            case Refuses():
+                yield Route(beside.path, endpoints.refuse(beside), methods=[beside.method])
 
 
 class _Endpoints:
@@ -53,20 +54,32 @@ class _Endpoints:
         self._service = service
         self._secret = secret
 
-    def dialect(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint that speaks `dialect`."""
+    def answer(self, dialect: Dialect) -> Endpoint:
+        """The endpoint that answers in `dialect`."""
 
         async def endpoint(request: Request) -> Response:
-            execution = self._execution(request)
-            ask = dialect.parse(await self._body(request), self._service.histories.last(execution))
+            execution, ask = await self._ask(request, dialect)
             call = await self._service.open_call(execution, ask)
             return Reply(call, dialect, ask, quiet_s=self._service.settings.quiet_s)
 
         return endpoint
 
-    async def no_websocket(self, _: Request) -> Response:
-        """A websocket for Responses: its clients turn to POST at once where they are told that there is none."""
-        raise ProxyError(426, "websocket_not_supported", f"there is no websocket here: POST to {Responses.path}")
+    def count(self, dialect: Dialect, counts: Counts) -> Endpoint:
+        """The endpoint that counts the tokens of a request's prompt."""
+
+        async def endpoint(request: Request) -> Response:
+            execution, ask = await self._ask(request, dialect)
+            return Response(counts.body(self._service.count(execution, ask)), media_type="application/json")
+
+        return endpoint
+
+    def refuse(self, refuses: Refuses) -> Endpoint:
+        """The endpoint that is not served."""
+
+        async def endpoint(_: Request) -> Response:
+            raise refuses.problem()
+
+        return endpoint
 
     async def alive(self, _: Request) -> Response:
         """Some clients look whether anybody is there before they have a key."""
@@ -76,16 +89,7 @@ class _Endpoints:
         """The names that map to something."""
         self._execution(request)
         names = [name for name in self._service.settings.models if name != "*"]
-        if _VERSION in request.headers:
-            return Response(model_list(names), media_type="application/json")
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "gyre"} for name in names]
-        return _json({"object": "list", "data": data})
-
-    async def count(self, request: Request) -> Response:
-        """How many tokens a Messages request's prompt has."""
-        execution = self._execution(request)
-        ask = Messages().parse(await self._body(request), self._service.histories.last(execution))
-        return _json({"input_tokens": self._service.count(execution, ask)})
+        return Response(dialect_of(request.url.path, request.headers).models(names), media_type="application/json")
 
     async def health(self, _: Request) -> Response:
         """200 while the log takes records; what this proxy has done and holds."""
@@ -112,6 +116,11 @@ class _Endpoints:
         state = self._service.executions.get(name) or self._service.closed.get(name)
         counts = {"calls": state.calls, "tokens": state.tokens} if state else {"calls": 0, "tokens": 0}
         return _json({"held_us": self._service.held_us(name), "closed": name in self._service.closed, **counts})
+
+    async def _ask(self, request: Request, dialect: Dialect) -> tuple[str, Ask]:
+        """Who asks, and what."""
+        execution = self._execution(request)
+        return execution, dialect.parse(await self._body(request), self._service.histories.last(execution))
 
     async def _body(self, request: Request) -> bytes:
         """The body, read no further than its limit: one that comes in chunks says no length."""
@@ -153,7 +162,7 @@ def _json(data: object, status: int = 200) -> Response:
 async def _problem(request: Request, problem: Exception) -> Response:
     if not isinstance(problem, ProxyError):
         raise problem
-    whole = dialect_of(request.url.path, versioned=_VERSION in request.headers).error(problem)
+    whole = dialect_of(request.url.path, request.headers).error(problem)
     return Response(whole.body, whole.status, dict(whole.headers), "application/json")
 
 

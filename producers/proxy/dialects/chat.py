@@ -6,6 +6,7 @@ is what was sampled. Sampling parameters belong to the run. Unknown fields are i
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -13,8 +14,8 @@ import orjson
 from gyre_engine.events.calls import Finish
 from gyre_engine.trees.conversation import Author, Message, ToolCall
 from producers.proxy.dialects.body import ignored, limit, load, model_of, text
-from producers.proxy.dialects.openai_errors import error_body, refusal
-from producers.proxy.dialects.port import Whole
+from producers.proxy.dialects.openai import error_body, model_list, refusal
+from producers.proxy.dialects.port import Counts, Refuses, Whole
 from producers.proxy.exchange import Answer, Ask, Channel, Piece, ProxyError, Usage, malformed
 from producers.proxy.histories import Head, History, one_by_one, read_history
 
@@ -35,6 +36,11 @@ class Chat:
 
     name = "chat"
     path = "/v1/chat/completions"
+    beside: Sequence[Counts | Refuses] = ()
+
+    def speaks(self, headers: Mapping[str, str]) -> bool:
+        """Its clients send nothing that others do not."""
+        return False
 
     def parse(self, body: bytes, last: History | None = None) -> Ask:
         """The request in `body`. Raises ProxyError (400) naming the field."""
@@ -83,6 +89,10 @@ class Chat:
     def error(self, problem: ProxyError) -> Whole:
         """A refusal in OpenAI's shape."""
         return refusal(problem)
+
+    def models(self, names: Sequence[str]) -> bytes:
+        """The models that can be asked for."""
+        return model_list(names)
 
 
 class ChatStream:

@@ -1,4 +1,7 @@
-"""What a dialect is: the words in which one kind of client asks and is answered. One file a dialect.
+"""What a dialect is: the words in which one kind of client asks and is answered.
+
+A dialect is one class with one entry in `registry`: a file where it is short (`chat`), a folder where it is not (`messages`,
+`responses`). The web application walks the registry and knows none of them by name.
 
 In the middle all are the same: messages with texts, reasoning and tool calls (gyre_engine.trees.conversation), an Ask in, an
 Answer out. A dialect is stateless; what it must remember of a request to word the answer stands in `Ask.memo`.
@@ -6,7 +9,7 @@ Answer out. A dialect is stateless; what it must remember of a request to word t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +24,23 @@ class Whole:
     status: int
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """A route to which requests of the dialect are posted that want their prompt's tokens counted. body: words the number."""
+
+    path: str
+    body: Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuses:
+    """A route that is not served here, whose clients go on another way once they are told so."""
+
+    path: str
+    method: str
+    problem: Callable[[], ProxyError]
 
 
 class Stream(Protocol):
@@ -49,6 +69,11 @@ class Dialect(Protocol):
     """As it stands in the records."""
     path: str
     """Where its requests are posted."""
+    beside: Sequence[Counts | Refuses]
+    """What its clients ask for besides answers."""
+
+    def speaks(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request to a path that is nobody's comes from one of its clients. headers: names in lower case."""
 
     def parse(self, body: bytes, last: History | None = None) -> Ask:
         """The request in `body`; `last` is what its execution said before. Raises ProxyError (4xx) naming the field."""
@@ -61,3 +86,6 @@ class Dialect(Protocol):
 
     def error(self, problem: ProxyError) -> Whole:
         """A refusal before anything was answered."""
+
+    def models(self, names: Sequence[str]) -> bytes:
+        """The list of the models that can be asked for."""

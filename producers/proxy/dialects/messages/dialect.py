@@ -1,4 +1,4 @@
-"""Anthropic Messages: bodies in; what goes out is worded in messages_stream.
+"""Anthropic Messages: bodies in; what goes out is worded in `stream`.
 
 What changes at every call (cache marks, the billing line of a system text) is taken off before anything is compared. Blocks of
 text are put together as they are. Assistant items that follow each other are one turn, as at the API. Results of tools become
@@ -15,19 +15,23 @@ is the sampled text; the wrapped form in a history means the text in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from gyre_engine.trees.conversation import Author, Message, ToolCall, steady
 from producers.proxy.dialects.body import ignored, limit, load, model_of, text
-from producers.proxy.dialects.messages_stream import UNPARSED, MessagesStream, content, ending, error_body, status, usage
-from producers.proxy.dialects.port import Whole
+from producers.proxy.dialects.messages.stream import UNPARSED, MessagesStream, content, ending, error_body, status, usage
+from producers.proxy.dialects.port import Counts, Refuses, Whole
 from producers.proxy.exchange import Answer, Ask, ProxyError, malformed
 from producers.proxy.histories import Head, History, read_history
 
 _IGNORED = ("stop_sequences", "temperature", "top_p", "top_k", "thinking", "context_management", "output_config", "mcp_servers")
+
+
+def _count(tokens: int) -> bytes:
+    return orjson.dumps({"input_tokens": tokens})
 
 
 class Messages:
@@ -35,6 +39,11 @@ class Messages:
 
     name = "messages"
     path = "/v1/messages"
+    beside: Sequence[Counts | Refuses] = (Counts(f"{path}/count_tokens", _count),)
+
+    def speaks(self, headers: Mapping[str, str]) -> bool:
+        """Its clients name the version of the API that they were written for."""
+        return "anthropic-version" in headers
 
     def parse(self, body: bytes, last: History | None = None) -> Ask:
         """The request in `body`. Raises ProxyError (400) naming the field."""
@@ -77,12 +86,11 @@ class Messages:
         hints = {"retry-after": str(problem.retry_after)} if problem.retry_after is not None else {}
         return Whole(status(problem), error_body(problem), hints)
 
-
-def model_list(names: Sequence[str]) -> bytes:
-    """The models that can be asked for."""
-    models = [{"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"} for name in names]
-    ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
-    return orjson.dumps({"data": models, "has_more": False, **ends})
+    def models(self, names: Sequence[str]) -> bytes:
+        """The models that can be asked for."""
+        models = [{"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"} for name in names]
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+        return orjson.dumps({"data": models, "has_more": False, **ends})
 
 
 def _settle(item: Any) -> None:

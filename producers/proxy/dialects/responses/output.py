@@ -10,7 +10,7 @@ from typing import Any
 
 from gyre_engine.events.calls import Finish
 from gyre_engine.trees.conversation import ToolCall
-from producers.proxy.dialects.responses_tools import Tools, free_text
+from producers.proxy.dialects.responses.tools import Tools, free_text
 from producers.proxy.exchange import Answer, Ask, Channel, Usage
 
 _ITEM = re.compile(r"(?:rs|msg|fc|ctc)_(resp_.+?)(?:_\d+)?")

@@ -8,6 +8,7 @@ makes it `incomplete`, except where tool calls came before the cut: those can be
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +16,12 @@ import orjson
 
 from gyre_engine.trees.conversation import Author, Message
 from producers.proxy.dialects.body import ignored, limit, load, model_of
-from producers.proxy.dialects.openai_errors import refusal
-from producers.proxy.dialects.port import Whole
-from producers.proxy.dialects.responses_input import reader
-from producers.proxy.dialects.responses_output import ended, items, response
-from producers.proxy.dialects.responses_stream import ResponsesStream
-from producers.proxy.dialects.responses_tools import Tools, read_tools
+from producers.proxy.dialects.openai import model_list, refusal
+from producers.proxy.dialects.port import Counts, Refuses, Whole
+from producers.proxy.dialects.responses.input import reader
+from producers.proxy.dialects.responses.output import ended, items, response
+from producers.proxy.dialects.responses.stream import ResponsesStream
+from producers.proxy.dialects.responses.tools import Tools, read_tools
 from producers.proxy.exchange import Answer, Ask, ProxyError, malformed
 from producers.proxy.histories import Head, History, read_history
 
@@ -38,11 +39,21 @@ class _Head(Head):
     named: Tools = field(default_factory=Tools)
 
 
+def _no_websocket() -> ProxyError:
+    """Its clients turn to POST at once where they are told that there is none."""
+    return ProxyError(426, "websocket_not_supported", f"there is no websocket here: POST to {Responses.path}")
+
+
 class Responses:
     """The dialect."""
 
     name = "responses"
     path = "/v1/responses"
+    beside: Sequence[Counts | Refuses] = (Refuses(path, "GET", _no_websocket),)
+
+    def speaks(self, headers: Mapping[str, str]) -> bool:
+        """Its clients send nothing that others do not."""
+        return False
 
     def parse(self, body: bytes, last: History | None = None) -> Ask:
         """The request in `body`. Raises ProxyError (400) naming the field."""
@@ -72,6 +83,10 @@ class Responses:
     def error(self, problem: ProxyError) -> Whole:
         """A refusal in OpenAI's shape; what other dialects call messages is the input here."""
         return refusal(problem, param="input" if problem.param == "messages" else None)
+
+    def models(self, names: Sequence[str]) -> bytes:
+        """The models that can be asked for."""
+        return model_list(names)
 
 
 def _refuse_what_is_stored(fields: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ import orjson
 
 from gyre_engine.trees.conversation import Author, Message, ToolCall
 from producers.proxy.dialects.body import text
-from producers.proxy.dialects.responses_output import origin
-from producers.proxy.dialects.responses_tools import Tools, as_arguments
+from producers.proxy.dialects.responses.output import origin
+from producers.proxy.dialects.responses.tools import Tools, as_arguments
 from producers.proxy.exchange import ProxyError, malformed
 from producers.proxy.histories import Reader
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from producers.proxy.dialects.responses_output import begun, call_item, channels, ended, part, response, text_item
-from producers.proxy.dialects.responses_tools import Tools
+from producers.proxy.dialects.responses.output import begun, call_item, channels, ended, part, response, text_item
+from producers.proxy.dialects.responses.tools import Tools
 from producers.proxy.exchange import Answer, Ask, Channel, Piece, ProxyError
 
 
