@@ -19,7 +19,7 @@ from gyre_engine.events.calls import Quarantined, TreeClosed
 from gyre_engine.events.codec import unpack
 from gyre_engine.events.executions import Discarded, Dispatched, EvaluationFailed, Finished, Scored
 from gyre_engine.events.training import GroupAdmitted
-from gyre_engine.log.intake import Raw
+from gyre_engine.log.port import Raw
 from streams.derivation import Derived, dead_letter, execution_of, quarantine
 
 NAME = "admission"

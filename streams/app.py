@@ -16,8 +16,8 @@ import faust
 from faust.tables.manager import TableManager
 
 from gyre_engine.log.credentials import broker_credentials
-from gyre_engine.log.intake import Raw
 from gyre_engine.log.names import full_name, partitions_of
+from gyre_engine.log.port import Raw
 from streams.derivation import Position
 from streams.driver import Driver, Stop
 from streams.settings import StreamsSettings

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from gyre_engine.events import Event, derived_id
 from gyre_engine.events.calls import Quarantined
-from gyre_engine.events.log import DeadLetter
-from gyre_engine.log.intake import VALUE_LIMIT, Raw
+from gyre_engine.log.intake import letter, letter_id
+from gyre_engine.log.port import Raw
 
 Position = tuple[str, int]
 """(topic, partition)"""
@@ -50,28 +50,15 @@ class Derivation(Protocol):
         """What follows from a record that cannot be read or applied: a dead letter, and its execution's quarantine."""
 
 
-def place(raw: Raw) -> tuple[str, str, str]:
-    """Where a record stands, as parts of an id."""
-    return raw.topic, str(raw.partition), str(raw.offset)
-
-
 def dead_letter(raw: Raw, reader: str, reason: str) -> Derived:
     """The record and why it was passed over."""
-    event = DeadLetter(
-        topic=raw.topic,
-        partition=raw.partition,
-        offset=raw.offset,
-        reader=reader,
-        reason=reason,
-        message_key=raw.key or b"",
-        value=(raw.value or b"")[:VALUE_LIMIT],
-    )
-    return Derived(event, derived_id((*place(raw), reader), event.TYPE, event.VERSION), None, raw.at_ms * 1000)
+    event = letter(raw, reader, reason)
+    return Derived(event, letter_id(event), None, raw.at_ms * 1000)
 
 
 def quarantine(raw: Raw, event: Quarantined, config_hash: str, decisive: bool = True) -> Derived:
     """The execution of a bad record leaves training (log-rules, 16)."""
-    id = derived_id(place(raw), event.TYPE, event.VERSION, config_hash)
+    id = derived_id(raw.place.parts, event.TYPE, event.VERSION, config_hash)
     return Derived(event, id, None, raw.at_ms * 1000, decisive)
 
 

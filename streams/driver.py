@@ -23,9 +23,8 @@ from typing import Any
 from gyre_engine.events import CodecError, Recorded, decode
 from gyre_engine.events.calls import NodeGrown
 from gyre_engine.events.codec import unpack
-from gyre_engine.log.intake import Raw
 from gyre_engine.log.kafka import KafkaLog
-from gyre_engine.log.port import Place
+from gyre_engine.log.port import Place, Raw
 from gyre_engine.trees.records import each_record
 from streams.derivation import Derivation, Derived, Position
 
@@ -128,7 +127,7 @@ class Driver:
             return self.derivation.observe(raw)
         except CodecError as error:
             self.dead_letters += 1
-            log.warning("%s passes over %s/%d at %d: %s", self.derivation.name, raw.topic, raw.partition, raw.offset, error)
+            log.warning("%s passes over %s: %s", self.derivation.name, raw.place, error)
             return self.derivation.reject(raw, str(error))
 
     def _append(self, derived: Derived) -> Future[Place]:

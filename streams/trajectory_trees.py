@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from gyre_engine.events import Event, derived_id
 from gyre_engine.events.calls import NodeGrown, Quarantined, TreeClosed
-from gyre_engine.log.intake import Raw
+from gyre_engine.log.port import Raw
 from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
 from gyre_engine.trees.tree import grown

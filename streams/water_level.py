@@ -16,8 +16,8 @@ from gyre_engine.events import Event, derived_id
 from gyre_engine.events.cells import CellHealth, CellStarted, RoleChanged, WaterLevelChanged
 from gyre_engine.events.executions import Discarded, Dispatched, Finished, Started
 from gyre_engine.events.training import CoreElected, GroupAdmitted, StepCommitted, StepOpened
-from gyre_engine.log.intake import Raw
-from gyre_engine.log.port import STRICT, UnreadableEvent
+from gyre_engine.log.intake import unreadable
+from gyre_engine.log.port import STRICT, Raw
 from gyre_engine.scheduling.water_level import WaterLevel
 from streams.admission import wanted
 from streams.derivation import Derived, Position, dead_letter
@@ -67,8 +67,7 @@ class WaterLevelStream:
     def reject(self, raw: Raw, reason: str) -> Sequence[Derived]:
         """A dead letter where nobody else writes it. Raises UnreadableEvent on the ledger."""
         if raw.topic in STRICT:
-            where = f"{raw.topic}, partition {raw.partition}, offset {raw.offset}"
-            raise UnreadableEvent(f"{where}: {reason}. {self.name} stops here: every reader of it must see the same.")
+            raise unreadable(raw, self.name, reason)
         return () if raw.topic == "executions" else (dead_letter(raw, self.name, reason),)
 
     def _id(self) -> str:

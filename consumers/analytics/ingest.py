@@ -20,7 +20,7 @@ from gyre_engine.events import Recorded
 from gyre_engine.log.consumer import Consumer, Reading, Report
 from gyre_engine.log.intake import DEAD_LETTERS
 from gyre_engine.log.names import RUNS
-from gyre_engine.log.port import TOPICS, Follower, Log, Offsets
+from gyre_engine.log.port import TOPICS, Follower, Log, Offsets, Place
 
 POLL_LIMIT = 2_000
 DRAIN_SECONDS = 20.0
@@ -129,7 +129,7 @@ class Ingest(Consumer):
 
     def _pass_over(self, record: Recorded, reason: str) -> None:
         self.passed_over += 1
-        log.error("analytics passes over %s, partition %d, offset %d: %s", record.topic, record.partition, record.offset, reason)
+        log.error("analytics passes over %s: %s", Place.of(record), reason)
         if record.topic != DEAD_LETTERS:
             self.bury(record, reason)
 

@@ -22,7 +22,7 @@ from typing import Any
 from gyre_engine.events import Recorded
 from gyre_engine.log.catching_up import read_until
 from gyre_engine.log.intake import bury
-from gyre_engine.log.port import Follower, Log, LogUnavailable, Offsets, UnknownTopic
+from gyre_engine.log.port import Follower, Log, LogUnavailable, Offsets, Place, UnknownTopic
 from gyre_engine.signals import stop_event
 
 log = logging.getLogger(__name__)
@@ -262,4 +262,4 @@ def serve(consumer: Consumer, stop: threading.Event | None = None) -> None:
 
 
 def _place(record: Recorded) -> str:
-    return f"{record.event.TYPE} ({record.topic}, partition {record.partition}, offset {record.offset}, id {record.id})"
+    return f"{record.event.TYPE} ({Place.of(record)}, id {record.id})"

@@ -10,28 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from gyre_engine.events import CodecError, Recorded, decode, derived_id, encode
 from gyre_engine.events.log import DeadLetter
 from gyre_engine.log.names import RUNS
-from gyre_engine.log.port import STRICT, Log, OnDeadLetter, Place, UnreadableEvent
+from gyre_engine.log.port import STRICT, Log, OnDeadLetter, Place, Raw, UnreadableEvent
 
 DEAD_LETTERS = "dead-letters"
 VALUE_LIMIT = 64 * 1024
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Raw:
-    """A record as it stands on the log; `at_ms` is the log's timestamp."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    at_ms: int
 
 
 class Intake:
@@ -81,32 +68,25 @@ class Intake:
             self._unacknowledged.pop(0)
 
     def _pass_over(self, raw: Raw, reason: str) -> None:
-        place = f"{raw.topic}, partition {raw.partition}, offset {raw.offset}"
         if raw.topic in STRICT:
-            raise UnreadableEvent(f"{place}: {reason}. {self._reader} stops here: every reader of {raw.topic} must see the same.")
+            raise unreadable(raw, self._reader, reason)
         self.dead_lettered += 1
-        log.warning("%s passes over %s: %s", self._reader, place, reason)
+        log.warning("%s passes over %s: %s", self._reader, raw.place, reason)
         if raw.topic == DEAD_LETTERS:
             return
-        letter = _letter(raw, self._reader, reason)
-        self._unacknowledged.append(send(self._log, letter, raw.at_ms * 1000))
+        passed = letter(raw, self._reader, reason)
+        self._unacknowledged.append(_send(self._log, passed, raw.at_ms * 1000))
         if self._on_dead_letter is not None:
-            self._on_dead_letter(letter)
+            self._on_dead_letter(passed)
 
 
-def bury(to: Log, record: Recorded, reader: str, reason: str) -> Future[Place]:
-    """Send an event that could be read but not handled to `dead-letters`."""
-    raw = Raw(record.topic, record.partition, record.offset, None, encode(record), record.at // 1000)
-    return send(to, _letter(raw, reader, reason), record.at, cause=record.id)
+def unreadable(raw: Raw, reader: str, reason: str) -> UnreadableEvent:
+    """What stops a reader at a record of a STRICT topic."""
+    return UnreadableEvent(f"{raw.place}: {reason}. {reader} stops here: every reader of {raw.topic} must see the same.")
 
 
-def send(to: Log, letter: DeadLetter, at: int, cause: str | None = None) -> Future[Place]:
-    """Append a dead letter under an id of its place and reader: sent twice, it is the same event."""
-    place = (letter.topic, str(letter.partition), str(letter.offset), letter.reader)
-    return to.append(letter, cause=cause, id=derived_id(place, DeadLetter.TYPE, DeadLetter.VERSION), at=at)
-
-
-def _letter(raw: Raw, reader: str, reason: str) -> DeadLetter:
+def letter(raw: Raw, reader: str, reason: str) -> DeadLetter:
+    """The record and why `reader` passed over it."""
     return DeadLetter(
         topic=raw.topic,
         partition=raw.partition,
@@ -116,3 +96,18 @@ def _letter(raw: Raw, reader: str, reason: str) -> DeadLetter:
         message_key=raw.key or b"",
         value=(raw.value or b"")[:VALUE_LIMIT],
     )
+
+
+def letter_id(letter: DeadLetter) -> str:
+    """Of its place and its reader: sent twice, it is the same event."""
+    return derived_id((*Place.of(letter).parts, letter.reader), DeadLetter.TYPE, DeadLetter.VERSION)
+
+
+def bury(to: Log, record: Recorded, reader: str, reason: str) -> Future[Place]:
+    """Send an event that could be read but not handled to `dead-letters`."""
+    raw = Raw(record.topic, record.partition, record.offset, None, encode(record), record.at // 1000)
+    return _send(to, letter(raw, reader, reason), record.at, cause=record.id)
+
+
+def _send(to: Log, letter: DeadLetter, at: int, cause: str | None = None) -> Future[Place]:
+    return to.append(letter, cause=cause, id=letter_id(letter), at=at)

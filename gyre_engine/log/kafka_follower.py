@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from gyre_engine.events import Recorded
-from gyre_engine.log.intake import Intake, Raw
+from gyre_engine.log.intake import Intake
 from gyre_engine.log.kafka_places import TRANSIENT, Places
-from gyre_engine.log.port import LogUnavailable, Offsets, UnknownTopic
+from gyre_engine.log.port import LogUnavailable, Offsets, Raw, UnknownTopic
 from gyre_engine.log.presence import client_log, warm
 from gyre_engine.log.settings import consumer_properties
 

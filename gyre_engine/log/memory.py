@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 from gyre_engine.events import Event, Recorded, encode, new_id, now_us
-from gyre_engine.log.intake import Intake, Raw
+from gyre_engine.log.intake import Intake
 from gyre_engine.log.names import full_name, partition_of, partitions_of, record_key
-from gyre_engine.log.port import LogUnavailable, Offsets, OnDeadLetter, Place
+from gyre_engine.log.port import LogUnavailable, Offsets, OnDeadLetter, Place, Raw
 
 
 class MemoryStore:

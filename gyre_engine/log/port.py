@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from gyre_engine.events import Event, Recorded
 from gyre_engine.events.log import DeadLetter
@@ -41,11 +41,40 @@ STRICT: frozenset[str] = frozenset({"training", "commands"})
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an acknowledged event stands."""
+    """Where a record stands on the log."""
 
     topic: str
     partition: int
     offset: int
+
+    @classmethod
+    def of(cls, record: Raw | Recorded | DeadLetter) -> Self:
+        """Where `record` stands; of a dead letter: what it speaks of."""
+        return cls(record.topic, record.partition, record.offset)
+
+    def __str__(self) -> str:
+        return f"{self.topic}, partition {self.partition}, offset {self.offset}"
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        """What stands for the record in the id of what follows from it."""
+        return self.topic, str(self.partition), str(self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A record as it stands on the log; `at_ms` is the log's timestamp."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    at_ms: int
+
+    @property
+    def place(self) -> Place:
+        return Place.of(self)
 
 
 Offsets = Mapping[tuple[str, int], int]

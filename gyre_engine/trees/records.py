@@ -10,10 +10,10 @@ from collections.abc import Callable
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from gyre_engine.events import CodecError, Recorded
-from gyre_engine.log.intake import Intake, Raw
+from gyre_engine.log.intake import Intake
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.kafka_follower import new_consumer, read_topic, require_harmless
-from gyre_engine.log.port import Log, LogUnavailable, Offsets
+from gyre_engine.log.port import Log, LogUnavailable, Offsets, Raw
 from gyre_engine.log.presence import warm
 from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest

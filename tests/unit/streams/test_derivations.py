@@ -22,8 +22,7 @@ from gyre_engine.events.calls import (
 )
 from gyre_engine.events.cells import CellRole, CellStarted, WaterLevelChanged
 from gyre_engine.events.log import DeadLetter
-from gyre_engine.log.intake import Raw
-from gyre_engine.log.port import UnreadableEvent
+from gyre_engine.log.port import Raw, UnreadableEvent
 from gyre_engine.log.settings import KafkaSettings
 from streams.admission import AdmissionStream
 from streams.settings import StreamsSettings
