@@ -77,12 +77,55 @@ class Cut:
 EMPTY = Cut(None, 0)
 
 
+GROWTH = 1.125
+"""A path that is laid out gets this much more room when it has none left."""
+
+
+@dataclass(slots=True)
+class Tip:
+    """The path of one call laid out in one piece, so that what goes on from it need not gather it delta by delta.
+
+    lent: how far the room was handed out to readers beyond `length`; what they read is never changed
+    """
+
+    call: str
+    length: int
+    room: Int32
+    lent: int = 0
+
+    def append(self, stretch: Stretch) -> None:
+        """Go on to a call that hangs at the end."""
+        lent = self.room[self.length : self.lent]
+        free = len(lent) == 0 or np.array_equal(lent, stretch.delta[: len(lent)])
+        length = self.length + len(stretch.delta)
+        self._make_room(length, anew=not free)
+        self.room[self.length : length] = stretch.delta
+        self.call, self.length = stretch.call, length
+
+    def lend(self, new: Int32) -> Int32:
+        """The path and `new` after it, to be read; a view where nobody else reads there."""
+        length = self.length + len(new)
+        self._make_room(length, anew=self.lent > self.length)
+        self.room[self.length : length] = new
+        self.lent = length
+        view: Int32 = self.room[:length]
+        view.flags.writeable = False
+        return view
+
+    def _make_room(self, length: int, *, anew: bool) -> None:
+        if length > len(self.room) or anew:
+            room = np.empty(int(length * GROWTH), dtype=np.int32)
+            room[: self.length] = self.room[: self.length]
+            self.room, self.lent = room, 0
+
+
 @dataclass(slots=True)
 class Paths:
-    """All paths of one execution. Memory: four bytes a unique token, and one record a call."""
+    """All paths of one execution. Memory: four bytes a unique token, one record a call, and the path that was last gone on from."""
 
     stretches: dict[str, Stretch] = field(default_factory=dict)
     _children: dict[str | None, list[str]] = field(default_factory=dict)
+    _tip: Tip | None = None
 
     def add(self, stretch: Stretch) -> None:
         """Take up a call; its parent stands already. Adding it twice changes nothing."""
@@ -92,6 +135,19 @@ class Paths:
             raise KeyError(f"call {stretch.call}: its parent {stretch.parent} is unknown")
         self.stretches[stretch.call] = stretch
         self._children.setdefault(stretch.parent, []).append(stretch.call)
+        if self._tip is not None and (stretch.parent, stretch.prefix_len) == (self._tip.call, self._tip.length):
+            self._tip.append(stretch)
+
+    def followed_by(self, cut: Cut, new: Int32) -> Int32:
+        """The prefix and what follows it, as one int32 array to be read."""
+        if cut.call is None:
+            return new
+        if self._tip is None or self._tip.call != cut.call:
+            whole = self.ids(Cut(cut.call, self.stretches[cut.call].end))
+            self._tip = Tip(cut.call, len(whole), whole)
+        if cut.length < self._tip.length:
+            return np.concatenate([self._tip.room[: cut.length], new])
+        return self._tip.lend(new)
 
     def cut(self, call: str, length: int) -> Cut:
         """The first `length` tokens of a call's path, named by the call that holds the last of them."""

@@ -129,7 +129,7 @@ def _prompt(execution: Execution, ask: Ask, base: Cut, rendered: Rendered, conti
         at=at,
         prefix_hash=execution.paths.hash(at),
         new=new,
-        ids=np.concatenate([*execution.paths.pieces(at), new]),
+        ids=execution.paths.followed_by(at, new),
         spans=_from(rendered.spans, taken),
         continuity=continuity,
         chain=ask.chains[-1],
