@@ -123,6 +123,26 @@ class ToolReturned(Event):
     took_us: int = 0
 
 
+@event("upstream-answered", topic="tool-events", key="execution")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamAnswered(Event):
+    """Another model than the policy was asked, at an upstream, and has answered or failed: its words are context, never trained."""
+
+    execution: str
+    call: str
+    """Names the answer: the ids of its tool calls begin with it."""
+    model: str
+    """The name that the agent asked for."""
+    host: str
+    """The upstream's host and port, without credentials and path."""
+    input_tokens: int
+    """As the upstream counts them; 0 where it does not say."""
+    output_tokens: int
+    status: int
+    """Of HTTP; 0 where no answer came: out of reach, too late, or nobody waited any more."""
+    took_us: int
+
+
 @event("scored", topic="scores", key="execution")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored(Event):
