@@ -147,7 +147,7 @@ class Bench:
 
 
 LIMIT_S = 240.0
-LIMITS = Limits(cpu_s=600, memory_mb=0, processes=512, file_mb=64)
+LIMITS = Limits()
 
 
 @asynccontextmanager

@@ -47,6 +47,7 @@ env_key = "GYRE_API_KEY"
 wire_api = "responses"
 supports_websockets = false
 stream_idle_timeout_ms = {patience_ms}
+stream_max_retries = 10
 """
 
 
