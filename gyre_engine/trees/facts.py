@@ -108,6 +108,7 @@ def of_bytes(value: bytes | None) -> RecordedFact:
         if envelope.type == ModelCall.TYPE and envelope.v == ModelCall.VERSION:
             return RecordedFact(envelope.id, envelope.at, _of_body(_body.decode(envelope.body)))
     except (msgspec.DecodeError, ValueError) as error:
+        decode(value)  # where the codec refuses it too, in the codec's words: every reader gives the same reason
         raise CodecError(f"{type(error).__name__}: {error!s:.200}") from error
     record = decode(value)
     return RecordedFact(record.id, record.at, of_event(record.event))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 from growth import EXECUTION, Grown, executions, model_call
 from hypothesis import given
 
-from gyre_engine.events import Recorded, encode
+from gyre_engine.events import CodecError, Recorded, decode, encode
 from gyre_engine.events.calls import ExecutionClosed, ProxyOwns, Quarantined, TreeClosed
 from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
@@ -31,6 +32,14 @@ def test_facts_read_from_bytes_are_those_of_the_decoded_event(grown: Grown) -> N
     for call in grown.calls:
         found = facts.of_bytes(encode(Recorded("i", "run", 5, None, call)))
         assert (found.id, found.at, found.fact) == ("i", 5, facts.of_call(call))
+
+
+@pytest.mark.parametrize("value", [b'{"v":', None, b"", b"\x80"])
+def test_a_record_is_refused_in_the_codec_s_words(value: bytes | None) -> None:
+    with pytest.raises(CodecError) as whole:
+        decode(value)
+    with pytest.raises(CodecError, match=f"^{re.escape(str(whole.value))}$"):
+        facts.of_bytes(value)
 
 
 @given(executions())
