@@ -25,7 +25,6 @@ from gyre_engine.events.calls import NodeGrown
 from gyre_engine.events.codec import unpack
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.port import Place, Raw
-from gyre_engine.trees.records import each_record
 from streams.derivation import Derivation, Derived, Position
 
 log = logging.getLogger(__name__)
@@ -64,12 +63,9 @@ class Driver:
         until = follower.positions()
         follower.close()
         missing: list[Derived] = []
-
-        def take(raw: Raw) -> None:
-            missing.extend(d for d in self._derive(raw) if d.decisive and d.id not in known)
-
         for topic in self.derivation.sources:
-            each_record(self._log, topic, take, end={p: o for p, o in until.items() if p[0] == topic})
+            for raw in self._log.read_raw(topic, end={p: o for p, o in until.items() if p[0] == topic}):
+                missing.extend(d for d in self._derive(raw) if d.decisive and d.id not in known)
         self.applied = until
         for future in [self._append(derived) for derived in missing]:
             future.result(self._log.settings.delivery_timeout_s)
@@ -135,24 +131,20 @@ class Driver:
 
     def _catch_up(self, where: Position, start: int, end: int) -> None:
         """Fold records that another worker handled and committed (a rebalance), or pass over a hole."""
-        each_record(self._log, where[0], self._derive_quietly, start=_only(self._log, where, start), end={where: end})
+        for raw in self._log.read_raw(where[0], start={where: start}, end={where: end}):
+            self._derive(raw)
         self.applied[where] = end
-
-    def _derive_quietly(self, raw: Raw) -> None:
-        self._derive(raw)
 
     def _known(self) -> set[str]:
         """Ids of the decisive events on the outputs; the derivation hears of each event there but nodes."""
         known: set[str] = set()
 
-        def take(raw: Raw) -> None:
-            record = _decisive(raw)
-            if record is not None:
-                known.add(record.id)
-                self.derivation.begin(record.event)
-
         for topic in self.derivation.outputs:
-            each_record(self._log, topic, take)
+            for raw in self._log.read_raw(topic):
+                record = _decisive(raw)
+                if record is not None:
+                    known.add(record.id)
+                    self.derivation.begin(record.event)
         return known
 
 
@@ -164,8 +156,3 @@ def _decisive(raw: Raw) -> Recorded | None:
         return decode(raw.value)
     except CodecError:
         return None
-
-
-def _only(to: KafkaLog, where: Position, start: int) -> dict[Position, int]:
-    """Starts that read nothing but one partition."""
-    return {**to.ends([where[0]]), where: start}

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Self
 
 from gyre_engine.admission import AdmissionSettings, Evidence, decide_again
-from gyre_engine.batching.step_inputs import step_inputs
-from gyre_engine.events.calls import ExecutionClosed, ModelCall, ProxyOwns, TreeClosed
+from gyre_engine.batching.step_inputs import step_inputs, trained
+from gyre_engine.events import CodecError, decode
+from gyre_engine.events.calls import TreeClosed
 from gyre_engine.events.codec import pack, to_fields
 from gyre_engine.events.executions import Dispatched, Finished, Scored
 from gyre_engine.events.training import GroupAdmitted, MicroStep
 from gyre_engine.log import Log
+from gyre_engine.log.port import Raw
 from gyre_engine.training.history import CommittedStep
 from gyre_engine.training.merge import ReplayDiverged
 from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
 from gyre_engine.trees.owned import OwnedCalls
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class Sources:
-    """What the trained executions of a run left on the log. Memory: their calls; of all others nothing."""
+    """What the admitted executions of a run left on the log. Memory: the calls of those that train; of the others counts."""
 
     groups: dict[str, GroupAdmitted] = field(default_factory=dict)
     calls: OwnedCalls = field(default_factory=OwnedCalls)
+    forest: Forest = field(default_factory=Forest)
     trees: dict[str, TreeClosed] = field(default_factory=dict)
     dispatched: dict[str, Dispatched] = field(default_factory=dict)
     ended: dict[str, Finished] = field(default_factory=dict)
@@ -42,7 +48,7 @@ class Sources:
         found._executions(log, {e.execution for e in admitted})
         wanted = {e.score for e in admitted}
         found.scores = {r.id: r.event for r in log.read("scores") if r.id in wanted and isinstance(r.event, Scored)}
-        found._calls(log, {e.execution for e in admitted})
+        found.read_calls(log, {e.execution for e in admitted}, {e.execution for e in trained(list(found.groups.values()))})
         return found
 
     def _executions(self, log: Log, wanted: set[str]) -> None:
@@ -52,16 +58,32 @@ class Sources:
             elif isinstance(event, Finished) and event.execution in wanted:
                 self.ended.setdefault(event.execution, event)
 
-    def _calls(self, log: Log, wanted: set[str]) -> None:
-        """Grow the trees again, and keep the calls' tokens."""
-        forest = Forest()
-        for event in (r.event for r in log.read("model-calls")):
-            if not isinstance(event, ModelCall | ProxyOwns | ExecutionClosed) or event.execution not in wanted:
-                continue
-            self.calls.see(event)
-            grown = forest.observe(facts.of_event(event))
-            if isinstance(grown, TreeClosed):
-                self.trees[event.execution] = grown
+    def read_calls(self, log: Log, executions: Set[str], whole: Set[str]) -> int:
+        """Grow the trees of `executions` again; of those in `whole` keep the calls, tokens and all. How many records that were."""
+        keys, decoded = {name.encode() for name in executions}, {name.encode() for name in whole}
+        count = 0
+        for raw in log.read_raw("model-calls"):
+            if raw.key in keys:
+                self._call(raw, raw.key in decoded)
+                count += 1
+        return count
+
+    def _call(self, raw: Raw, whole: bool) -> None:
+        """Only a record whose tokens are wanted is decoded."""
+        try:
+            fact = self._seen(raw) if whole else facts.of_bytes(raw.value).fact
+        except CodecError as error:
+            logger.warning("replay passes over %s: %s", raw.place, error)
+            return
+        grown = self.forest.observe(fact)
+        if isinstance(grown, TreeClosed):
+            self.trees[grown.execution] = grown
+
+    def _seen(self, raw: Raw) -> facts.Fact:
+        event = decode(raw.value).event
+        fact = facts.of_event(event)
+        self.calls.see(event)
+        return fact
 
     def evidence(self, group: GroupAdmitted) -> list[Evidence]:
         """Of the executions that the group counted. Raises ReplayDiverged naming what the log does not hold."""

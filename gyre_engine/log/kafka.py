@@ -16,10 +16,11 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from gyre_engine.events import Event, Recorded, encode, new_id, now_us
 from gyre_engine.log.intake import Intake
-from gyre_engine.log.kafka_follower import KafkaFollower, read_topic
+from gyre_engine.log.kafka_follower import KafkaFollower
 from gyre_engine.log.kafka_places import Places
+from gyre_engine.log.kafka_reader import read_raw, read_topic
 from gyre_engine.log.names import RUNS, full_name, record_key
-from gyre_engine.log.port import EventTooLarge, LogUnavailable, Offsets, OnDeadLetter, Place, UnknownTopic
+from gyre_engine.log.port import EventTooLarge, LogUnavailable, Offsets, OnDeadLetter, Place, Raw, UnknownTopic
 from gyre_engine.log.presence import Presence, client_log, warm
 from gyre_engine.log.settings import KafkaSettings, producer_properties
 
@@ -60,6 +61,9 @@ class KafkaLog:
     def read(self, topic: str, *, start: Offsets | None = None, end: Offsets | None = None) -> Iterator[Recorded]:
         limits = {**self.ends([topic]), **(end or {})}
         return read_topic(self.places, self.intake("read"), start or {}, limits)
+
+    def read_raw(self, topic: str, *, start: Offsets | None = None, end: Offsets | None = None) -> Iterator[Raw]:
+        return read_raw(self.places, start or {}, self.ends([topic]) if end is None else end)
 
     def follow(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
@@ -17,8 +17,6 @@ from gyre_engine.log.settings import consumer_properties
 _SLICE = 0.5
 """Seconds that one call into the client may take: signals and limits are looked at in between."""
 _FOLLOW_WAIT_MS = 250
-_READ_WAIT_MS = 5
-"""Short: the next partition is asked for only when the last fetch has come back."""
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 
 
@@ -133,43 +131,3 @@ def require_harmless(places: Places, message: Message, error: KafkaError) -> Non
         raise UnknownTopic(f"{message.topic()} is gone from the log at {places.settings.bootstrap_servers}: was its run deleted?")
     if error.fatal() or not (error.retriable() or error.code() in TRANSIENT or error.code() == KafkaError._ALL_BROKERS_DOWN):
         raise LogUnavailable(f"reading {message.topic()} at {places.settings.bootstrap_servers}: {error.str()}")
-
-
-def read_topic(places: Places, intake: Intake, start: Offsets, limits: Mapping[tuple[str, int], int]) -> Iterator[Recorded]:
-    """The events of each partition from `start` to `limits`, one partition after the other."""
-    spans = [(place, start.get(place, 0), end) for place, end in limits.items() if end > start.get(place, 0)]
-    if not spans:
-        return
-    consumer = new_consumer(places, "readers", _READ_WAIT_MS)
-    warm(consumer, places.settings.request_timeout_s)
-    try:
-        for (topic, partition), first, end in spans:
-            consumer.assign([TopicPartition(places.name(topic), partition, first)])
-            for raw in _until(places, consumer, end):
-                event = intake.take(raw)
-                if event is not None:
-                    yield event
-    finally:
-        consumer.close()
-
-
-def _until(places: Places, consumer: Consumer, end: int) -> Iterator[Raw]:
-    """Records of the one assigned partition below `end`; ends also where only holes are left."""
-    patience = places.settings.request_timeout_s
-    until = time.monotonic() + patience
-    while True:
-        messages = consumer.consume(1, _SLICE)
-        messages += consumer.consume(999, 0) if messages else []
-        until = time.monotonic() + patience if messages else until
-        for message in messages:
-            error = message.error()
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                require_harmless(places, message, error)
-            elif error is not None or (message.offset() or 0) >= end:
-                return
-            else:
-                yield raw_record(places, message)
-                if (message.offset() or 0) + 1 >= end:
-                    return
-        if time.monotonic() > until:
-            raise LogUnavailable(f"the log at {places.settings.bootstrap_servers} sent nothing for {patience:g} s of reading")

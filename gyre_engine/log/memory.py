@@ -105,6 +105,9 @@ class MemoryLog:
         limits = {**self.ends([topic]), **(end or {})}
         return self._read(topic, start or {}, limits)
 
+    def read_raw(self, topic: str, *, start: Offsets | None = None, end: Offsets | None = None) -> Iterator[Raw]:
+        return self._records(topic, start or {}, self.ends([topic]) if end is None else end)
+
     def follow(
         self,
         topics: Sequence[str],
@@ -145,11 +148,14 @@ class MemoryLog:
 
     def _read(self, topic: str, start: Offsets, limits: Offsets) -> Iterator[Recorded]:
         intake = self.intake("read")
+        for raw in self._records(topic, start, limits):
+            event = intake.take(raw)
+            if event is not None:
+                yield event
+
+    def _records(self, topic: str, start: Offsets, limits: Offsets) -> Iterator[Raw]:
         for number, records in enumerate(self.partitions(topic)):
-            for raw in records[start.get((topic, number), 0) : limits[topic, number]]:
-                event = intake.take(raw)
-                if event is not None:
-                    yield event
+            yield from records[start.get((topic, number), 0) : limits.get((topic, number), 0)]
 
     def _committed(self, group: str, place: tuple[str, int]) -> int:
         return self.store.committed(group_name(self, group), full_name(self.prefix, self.run, place[0]), place[1])

@@ -1,7 +1,8 @@
 """The Log port: append events, read a topic to its end, follow topics, know where they end.
 
-Implementations: `memory` (first-class: tests and simulations), `kafka` (the only module of Gyre that imports a Kafka client beside
-the Faust apps). Topics are named without their prefix here (`model-calls`); an implementation adds `<prefix>.<run>.`.
+Implementations: `memory` (first-class: tests and simulations) and `kafka`. Only modules of this package import a Kafka client; beside
+them the Faust apps bring their own. Topics are named without their prefix here (`model-calls`); an implementation adds
+`<prefix>.<run>.`.
 """
 
 from __future__ import annotations
@@ -146,6 +147,10 @@ class Log(Protocol):
     def read(self, topic: str, *, start: Offsets | None = None, end: Offsets | None = None) -> Iterator[Recorded]:
         """A topic from `start` (default: its beginning) to `end` (default: its end at the time of the call), partition by
         partition. Ends also where offsets have holes (aborted transactions)."""
+
+    def read_raw(self, topic: str, *, start: Offsets | None = None, end: Offsets | None = None) -> Iterator[Raw]:
+        """The records of a topic as they stand, bad ones too: nothing is decoded, so whole histories are read fast. Each
+        partition comes in its order; between partitions there is none. With `end`, only the partitions that it names."""
 
     def follow(
         self,

@@ -5,7 +5,8 @@ Real ModelCall events on a real broker of its own. The last line is one JSON obj
 bytes_per_unique_token        bytes that Kafka keeps on disk for one execution (200 calls, 100,000 unique tokens) / its tokens
 faust_events_per_s            model-calls through the live trajectory-trees worker: median of ten windows
 faust_passthrough_events_per_s  the same records through a Faust worker that only sends them on, acknowledged in the same way
-replay_events_per_s           log -> trees on the replay path: median of the repeats
+replay_events_per_s           log -> trees on the replay path, of executions that do not train: median of the repeats
+replay_whole_events_per_s     the same of executions that train: their calls are kept with all tokens
 consume_events_per_s          a bare consume() loop over the same records: median of the repeats
 faust_restart_s               kill -9 after all events, then from the start of the process to its next output: median of the repeats
 faust_latency_ms              from an append to the node on `trees`, one event at a time: [median, 95th percentile]
@@ -28,13 +29,12 @@ from pathlib import Path
 import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
+from consumers.replay.derive import Sources
 from gyre_engine.events.calls import Continuity, Finish, InputSpan, ModelCall, NodeGrown, Provenance, WeightSpan
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.names import full_name
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.log.topics import ensure_topics
-from gyre_engine.trees.forest import Forest
-from gyre_engine.trees.records import grow
 from infra.broker.broker import Broker, BrokerSettings
 
 CALLS = 200
@@ -236,12 +236,14 @@ def consumed(log: KafkaLog, count: int) -> float:
     return count / (time.monotonic() - since)
 
 
-def replayed(log: KafkaLog, count: int) -> float:
-    forest = Forest()
+def replayed(log: KafkaLog, count: int, whole: bool = False) -> float:
+    """Events a second of a replay that reads the calls of every execution on the log; `whole`: with their tokens."""
+    executions = {raw.key.decode() for raw in log.read_raw("model-calls") if raw.key}
+    sources = Sources()
     since = time.monotonic()
-    assert grow(log, forest) >= count
+    assert sources.read_calls(log, executions, executions if whole else set()) >= count
     took = time.monotonic() - since
-    assert sum(len(tree.calls) for tree in forest.trees.values()) >= count
+    assert sum(len(tree.calls) for tree in sources.forest.trees.values()) >= count
     return count / took
 
 
@@ -259,7 +261,8 @@ def main() -> None:
         count = fill(log)
         say("events appended", f"{count} in {time.monotonic() - since:.1f} s")
         result["consume_events_per_s"] = round(statistics.median(consumed(log, count) for _ in range(REPEATS)))
-        result["replay_events_per_s"] = round(statistics.median(replayed(log, count) for _ in range(REPEATS)))
+        for name, whole in (("replay_events_per_s", False), ("replay_whole_events_per_s", True)):
+            result[name] = round(statistics.median(replayed(log, count, whole) for _ in range(REPEATS)))
         say("reading", result)
         result["faust_passthrough_events_per_s"] = round(live(log, PASS_THROUGH, "tool-events", count))
         result["faust_events_per_s"] = round(live(log, WORKER, "trees", count))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gyre_engine.events import Recorded
+from gyre_engine.events import Recorded, decode
 from gyre_engine.events.cells import SchedulerElected
 from gyre_engine.events.executions import Scored, Started
 from gyre_engine.events.log import DeadLetter
@@ -126,6 +126,32 @@ def test_reading_takes_a_start_and_an_end(log: Log) -> None:
     log.append_all([SchedulerElected(epoch=n, holder="s") for n in range(10)])
     read = log.read("commands", start={("commands", 0): 3}, end={("commands", 0): 7})
     assert [r.event.epoch for r in read] == [3, 4, 5, 6]  # type: ignore[attr-defined]
+
+
+def test_raw_reading_gives_every_record_as_it_stands_each_partition_in_its_order(log: Log) -> None:
+    log.append_all(started(20))
+    put_raw(log, "executions", b"k", b"no event")
+    put_raw(log, "executions", b"k", None)
+    reading = log.read_raw("executions")
+    put_raw(log, "executions", b"k", b"too late")
+    read = list(reading)
+    assert len(read) == 22
+    for partition in range(PARTITIONS):
+        own = [raw for raw in read if raw.partition == partition]
+        assert [raw.offset for raw in own] == list(range(len(own)))
+    assert [raw.value for raw in read if raw.key == b"k"] == [b"no event", None]
+    events = {raw.key: decode(raw.value) for raw in read if raw.key != b"k"}
+    assert {key: record.event for key, record in events.items()} == {
+        f"g{n}.0.0".encode(): Started(execution=f"g{n}.0.0") for n in range(20)
+    }
+    assert log.dead_lettered == 0
+
+
+def test_raw_reading_to_an_end_reads_only_the_partitions_that_it_names(log: Log) -> None:
+    log.append_all(started(20))
+    read = log.read_raw("executions", start={("executions", 1): 2}, end={("executions", 1): 5})
+    assert [(raw.partition, raw.offset) for raw in read] == [(1, 2), (1, 3), (1, 4)]
+    assert list(log.read_raw("executions", start={("executions", 1): 5}, end={("executions", 1): 5})) == []
 
 
 def test_an_empty_topic_reads_as_nothing_and_ends_at_zero(log: Log) -> None:

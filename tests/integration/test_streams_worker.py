@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from consumers.replay.derive import Sources
 from gyre_engine.events import Event, Recorded, encode
 from gyre_engine.events.calls import (
     Continuity,
@@ -29,8 +30,6 @@ from gyre_engine.events.executions import Dispatched, Ending, Finished, Scored
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.log.topics import admin, ensure_topics
-from gyre_engine.trees.forest import Forest
-from gyre_engine.trees.records import grow
 
 PATIENCE = 60.0
 WORKER = """
@@ -312,7 +311,8 @@ def test_the_replay_path_grows_the_trees_that_stand_on_the_log(kafka_log: KafkaL
     kafka_log.append_all([call(execution, number) for number in range(20) for execution in executions])
     kafka_log.produce_raw("model-calls", b"bad.0.0", b"{").result()
     kafka_log.append(closing("g.5.0", 20)).result()
-    forest = Forest()
-    assert grow(kafka_log, forest) == 122
-    assert {name: len(tree.calls) for name, tree in forest.trees.items()} == dict.fromkeys(executions[:5], 20)
-    assert forest.ended == {"g.5.0"}
+    sources = Sources()
+    assert sources.read_calls(kafka_log, {*executions, "bad.0.0"}, {"g.4.0"}) == 122
+    assert {name: len(tree.calls) for name, tree in sources.forest.trees.items()} == dict.fromkeys(executions[:5], 20)
+    assert sources.trees.keys() == {"g.5.0"}
+    assert [len(sources.calls.of(execution)) for execution in executions] == [0, 0, 0, 0, 20, 0]

@@ -133,3 +133,17 @@ def test_a_deposed_proxy_s_late_call_changes_nothing() -> None:
         store.append(record.event, id=record.id, at=record.at)
         store.append(late)
     assert check_groups(["g"], Sources.read(store), SETTINGS, 1) == [group_of(log)]
+
+
+def test_the_calls_of_a_group_that_does_not_train_are_not_kept() -> None:
+    equal, trains = Sources.read(logged((1.0, 1.0), (3, 2))), Sources.read(logged((1.0, 0.0), (3, 2)))
+    assert [len(equal.calls.of(name)) for name in ("g.0.0", "g.1.0")] == [0, 0]
+    assert [len(trains.calls.of(name)) for name in ("g.0.0", "g.1.0")] == [3, 2]
+    assert equal.trees.keys() == trains.trees.keys() == {"g.0.0", "g.1.0"}
+
+
+def test_what_came_after_the_end_and_cannot_be_read_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    log = logged((1.0, 0.0), (2, 2))
+    at = log.store.put("gyre.run.model-calls", "model-calls", b"g.0.0", b"no event").result()
+    assert check_groups(["g"], Sources.read(log), SETTINGS, 1) == [group_of(log)]
+    assert f"replay passes over {at}: " in caplog.text
