@@ -1,1 +1,1 @@
-"""The agent clients that come from npm, versions and hashes pinned in package-lock.json; `python -m infra.harnesses` puts them here."""
+"""The agent clients that come from npm, pinned with hashes in package-lock.json; `python -m infra.harnesses` puts them here."""
