@@ -147,7 +147,8 @@ class Bench:
 
 
 LIMIT_S = 240.0
-LIMITS = Limits()
+LIMITS = Limits(memory_mb=4096)
+"""Node's compiler, which Qwen Code keeps busy, does not live with 2 GB."""
 
 
 @asynccontextmanager

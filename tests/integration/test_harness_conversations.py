@@ -171,7 +171,9 @@ ROOM = {"claude-code": 100_000, "codex": 45_000, "qwen-code": 70_000}
 """A context in which three long results make the client compact, with the tokenizer of the tests."""
 
 
-async def test_compaction_begins_a_new_context_and_loses_no_token(tmp_path: Path, words: Words) -> None:
+async def test_compaction_begins_a_new_context_and_loses_no_token(
+    tmp_path: Path, words: Words, request: pytest.FixtureRequest
+) -> None:
     room = ROOM[words.harness]
     async with bench(tmp_path, context=room) as on:
         on.cell("a", 0, scripted(
@@ -184,6 +186,9 @@ async def test_compaction_begins_a_new_context_and_loses_no_token(tmp_path: Path
         ran = await on.run(words.harness, "Count, then write 42 to answer.txt.", context=room)
     completed(ran)
     assert (ran.files / "answer.txt").read_text() == "42"
+    if words is CLAUDE:
+        reason = "it sums up in the agent's own context with its tools: by structure a turn of the agent (docs/harnesses.md)"
+        request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
     summaries = [at for at, role in enumerate(ran.roles()) if role is Role.MAIN_SUMMARY]
     assert len(summaries) == 1
     before, after = ran.calls[: summaries[0]], ran.calls[summaries[0] + 1 :]
