@@ -30,6 +30,8 @@ from producers.runner.settings import RunnerSettings
 from streams.settings import StreamsSettings
 
 SCORER_VERSION = "1"
+SLACK_S = 60.0
+"""A client waits this much longer for an answer than the proxy lets it wait: the proxy says why first."""
 
 
 def cell_names(config: Config) -> tuple[str, ...]:
@@ -139,6 +141,7 @@ def harness(config: Config) -> HarnessSettings:
         tools=h.tools,
         check=h.check,
         max_turns=h.max_turns,
+        call_limit_s=config.proxy.wait_limit_s + SLACK_S,
         context=config.model.context,
     )
 
