@@ -32,6 +32,7 @@ from producers.proxy.app import application
 from producers.proxy.call import Desk
 from producers.proxy.outbox import Outbox
 from producers.proxy.rendering import Rendering
+from producers.proxy.role_rules import RoleRule
 from producers.proxy.router import Router
 from producers.proxy.service import Service
 from producers.proxy.settings import ProxySettings, RunSampling
@@ -152,11 +153,14 @@ LIMITS = Limits(memory_mb=4096)
 
 
 @asynccontextmanager
-async def bench(folder: Path, *, context: int = 1 << 20, max_tokens: int = 8192) -> AsyncIterator[Bench]:
+async def bench(
+    folder: Path, *, context: int = 1 << 20, max_tokens: int = 8192, roles: tuple[RoleRule, ...] = ()
+) -> AsyncIterator[Bench]:
     """A bench without cells."""
     log, seen, engines = MemoryLog(), list[Seen](), dict[str, ScriptedEngine]()
+    sampling = RunSampling(max_tokens=max_tokens)
     settings = ProxySettings(
-        MODEL, Path("unused"), models={"policy": "policy"}, context_limit=context, sampling=RunSampling(max_tokens=max_tokens)
+        MODEL, Path("unused"), models={"policy": "policy"}, context_limit=context, sampling=sampling, roles=roles
     )
     router = Router(lambda url: engines[url.removeprefix("scripted://")])
     service = Service(settings, Desk(router, Outbox(log), Rendering(ChatTokenizer.load(MODEL), "qwen3")))
