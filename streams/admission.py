@@ -2,8 +2,7 @@
 
 reads     executions, trees, scores (by execution); trajectories at a start (what is decided already)
 writes    trajectories (by group); trees (quarantines) and dead-letters for records that cannot be read
-promises  one decision a group, and it never changes; only the pinned scorer and version count; evaluation executions
-never
+promises  one decision a group, and it never changes; only the pinned scorer and version count; evaluation executions never
 
 A group's executions lie on several partitions, so one worker must read all of them. To scale it, key a topic of
 decided executions by group and let that topic's partitions be shared out.
@@ -14,25 +13,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gyre_engine.admission import Admission, AdmissionSettings, UnknownExecution
-from gyre_engine.events import CodecError, Event, Recorded, decode, event_types
+from gyre_engine.events import CodecError, Event
 from gyre_engine.events.calls import Quarantined, TreeClosed
-from gyre_engine.events.codec import unpack
 from gyre_engine.events.executions import Discarded, Dispatched, EvaluationFailed, Finished, Scored
 from gyre_engine.events.training import GroupAdmitted
 from gyre_engine.log.port import Raw
-from streams.derivation import Derived, dead_letter, execution_of, quarantine
+from streams.derivation import Derived, dead_letter, execution_of, quarantine, wanted
 
-NAME = "admission"
-_KNOWN = frozenset(event_types())
 _WANTED = frozenset(cls.TYPE for cls in (Dispatched, Finished, Discarded, TreeClosed, Quarantined, Scored, EvaluationFailed))
 
 
 class AdmissionStream:
     """The derivation around gyre_engine.admission."""
 
-    name = NAME
+    name = "admission"
     sources: tuple[str, ...] = ("executions", "trees", "scores")
-    outputs: tuple[str, ...] = ("trajectories",)
+    decisive: tuple[type[Event], ...] = (GroupAdmitted,)
     whole = True
 
     def __init__(self, settings: AdmissionSettings) -> None:
@@ -55,7 +51,7 @@ class AdmissionStream:
             raise CodecError(str(error)) from error
         if admitted is None:
             return ()
-        return (Derived(admitted.event, admitted.id, admitted.cause, admitted.at, decisive=True),)
+        return (Derived(admitted.event, admitted.id, admitted.cause, admitted.at),)
 
     def reject(self, raw: Raw, reason: str) -> Sequence[Derived]:
         """A dead letter, and the quarantine of the execution that keys the record: it comes back on `trees`."""
@@ -64,14 +60,4 @@ class AdmissionStream:
         if execution is None:
             return (letter,)
         event = Quarantined(execution=execution, reason=f"{raw.topic}: {reason}")
-        return letter, quarantine(raw, event, self.settings.config_hash, decisive=False)
-
-
-def wanted(raw: Raw, types: frozenset[str]) -> Recorded | None:
-    """The event of a record, None where it is a known type but none of `types`. Raises CodecError."""
-    if raw.value is None:
-        raise CodecError("a null value")
-    kind = unpack(raw.value).get("type")
-    if kind in _KNOWN and kind not in types:
-        return None
-    return decode(raw.value, topic=raw.topic, partition=raw.partition, offset=raw.offset)
+        return letter, quarantine(raw, event, self.settings.config_hash)

@@ -6,28 +6,29 @@ A derivation reads no clock and draws no random number. The id of what it derive
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gyre_engine.events import Event, derived_id
+from gyre_engine.events import CodecError, Event, Recorded, decode, derived_id, event_types
 from gyre_engine.events.calls import Quarantined
+from gyre_engine.events.codec import unpack
 from gyre_engine.log.intake import letter, letter_id
 from gyre_engine.log.port import Raw
 
+_KNOWN = frozenset(event_types())
 Position = tuple[str, int]
 """(topic, partition)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """An event to append. `decisive`: others wait for it, so a start makes sure that the log holds it."""
+    """An event to append."""
 
     event: Event
     id: str
     cause: str | None
     at: int
-    decisive: bool = False
 
 
 class Derivation(Protocol):
@@ -35,13 +36,13 @@ class Derivation(Protocol):
 
     name: str
     sources: tuple[str, ...]
-    outputs: tuple[str, ...]
-    """Topics that hold its decisive outputs."""
+    decisive: tuple[type[Event], ...]
+    """What others wait for: a start makes sure that the log holds each of these."""
     whole: bool
     """Whether it needs every partition of its sources: then only one worker may run it."""
 
     def begin(self, event: Event) -> None:
-        """Before anything else: an event that stands on one of the outputs already."""
+        """Before anything else: an event of a decisive type that stands on the log already."""
 
     def observe(self, raw: Raw) -> Sequence[Derived]:
         """What follows from the next record. Raises CodecError (a bad record), UnreadableEvent (stop)."""
@@ -56,10 +57,20 @@ def dead_letter(raw: Raw, reader: str, reason: str) -> Derived:
     return Derived(event, letter_id(event), None, raw.at_ms * 1000)
 
 
-def quarantine(raw: Raw, event: Quarantined, config_hash: str, decisive: bool = True) -> Derived:
+def quarantine(raw: Raw, event: Quarantined, config_hash: str) -> Derived:
     """The execution of a bad record leaves training (log-rules, 16)."""
     id = derived_id(raw.place.parts, event.TYPE, event.VERSION, config_hash)
-    return Derived(event, id, None, raw.at_ms * 1000, decisive)
+    return Derived(event, id, None, raw.at_ms * 1000)
+
+
+def wanted(raw: Raw, types: Collection[str]) -> Recorded | None:
+    """The event of a record, None where it is a known type but none of `types`. Raises CodecError."""
+    if raw.value is None:
+        raise CodecError("a null value")
+    kind = unpack(raw.value).get("type")
+    if kind in _KNOWN and kind not in types:
+        return None
+    return decode(raw.value, topic=raw.topic, partition=raw.partition, offset=raw.offset)
 
 
 def execution_of(raw: Raw) -> str | None:

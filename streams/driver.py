@@ -20,12 +20,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from gyre_engine.events import CodecError, Recorded, decode
-from gyre_engine.events.calls import NodeGrown
-from gyre_engine.events.codec import unpack
+from gyre_engine.events import CodecError, Recorded
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.port import Place, Raw
-from streams.derivation import Derivation, Derived, Position
+from streams.derivation import Derivation, Derived, Position, wanted
 
 log = logging.getLogger(__name__)
 PENDING_LIMIT = 4000
@@ -50,6 +48,7 @@ class Driver:
         self.derivation = derivation
         self.applied: dict[Position, int] = {}
         self.dead_letters = 0
+        self._decisive = frozenset(kind.TYPE for kind in derivation.decisive)
         self._log = to
         self._group = group
         self._stop = stop
@@ -65,7 +64,7 @@ class Driver:
         missing: list[Derived] = []
         for topic in self.derivation.sources:
             for raw in self._log.read_raw(topic, end={p: o for p, o in until.items() if p[0] == topic}):
-                missing.extend(d for d in self._derive(raw) if d.decisive and d.id not in known)
+                missing.extend(d for d in self._derive(raw) if d.event.TYPE in self._decisive and d.id not in known)
         self.applied = until
         for future in [self._append(derived) for derived in missing]:
             future.result(self._log.settings.delivery_timeout_s)
@@ -136,23 +135,19 @@ class Driver:
         self.applied[where] = end
 
     def _known(self) -> set[str]:
-        """Ids of the decisive events on the outputs; the derivation hears of each event there but nodes."""
+        """Ids of the decisive events on the log; the derivation hears of each."""
         known: set[str] = set()
-
-        for topic in self.derivation.outputs:
+        for topic in sorted({kind.TOPIC for kind in self.derivation.decisive}):
             for raw in self._log.read_raw(topic):
-                record = _decisive(raw)
+                record = self._decided(raw)
                 if record is not None:
                     known.add(record.id)
                     self.derivation.begin(record.event)
         return known
 
-
-def _decisive(raw: Raw) -> Recorded | None:
-    """An output as an event; None for nodes, of which there is one a call, and for what cannot be read."""
-    try:
-        if raw.value is None or unpack(raw.value).get("type") == NodeGrown.TYPE:
+    def _decided(self, raw: Raw) -> Recorded | None:
+        """A decisive event; None for what else is there, also for what cannot be read."""
+        try:
+            return wanted(raw, self._decisive)
+        except CodecError:
             return None
-        return decode(raw.value)
-    except CodecError:
-        return None

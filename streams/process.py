@@ -2,8 +2,8 @@
 
 reads     executions, model-calls, scores, cells, trees, trajectories, training
 writes    trees, trajectories, water-level, dead-letters
-promises  every event is applied once and its outputs stand on the log before its position is committed, whoever kills
-the process; it ends with status 1 and a message where state is broken, the log stays away, or nothing moves
+promises  every event is applied once and its outputs stand on the log before its position is committed, whoever kills the
+          process; it ends with status 1 and a message where state is broken, the log stays away, or nothing moves
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from collections.abc import Sequence
 
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.port import LogUnavailable
-from streams.admission import AdmissionStream
 from streams.app import assigned_to, build_app
 from streams.derivation import Derivation
 from streams.driver import Driver, Stop
+from streams.registry import DERIVATIONS
 from streams.settings import StreamsSettings
-from streams.trajectory_trees import TrajectoryTrees
 from streams.watchdog import watch
-from streams.water_level import WaterLevelStream
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +42,7 @@ def run(settings: StreamsSettings) -> None:
 
 def derivations(settings: StreamsSettings) -> list[Derivation]:
     """The derivations that the settings name."""
-    config_hash = settings.admission.config_hash
-    known: dict[str, Derivation] = {
-        derivation.name: derivation
-        for derivation in (
-            TrajectoryTrees(config_hash),
-            AdmissionStream(settings.admission),
-            WaterLevelStream(config_hash),
-        )
-    }
-    return [known[name] for name in settings.derivations]
+    return [DERIVATIONS[name](settings.admission) for name in settings.derivations]
 
 
 async def serve(settings: StreamsSettings, to: KafkaLog, chosen: Sequence[Derivation], stop: Stop) -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from gyre_engine.admission import AdmissionSettings
 from gyre_engine.log.settings import KafkaSettings
-
-ALL = ("trajectory-trees", "admission", "water-level")
+from streams.registry import ALL
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Trajectory trees: every model call takes its place in the tree of its execution.
 
-reads     model-calls (by execution)
-writes    trees (by execution): a node a call, the whole tree with roles when the execution is closed, quarantines;
-dead-letters promises  the same tree whatever is delivered twice; an execution with a record that cannot be read or
-placed is quarantined, by an event; only counts pass through here, never token ids
+reads     model-calls (by execution); trees at a start (what is decided already)
+writes    trees (by execution): a node a call, the whole tree with roles when the execution is closed, quarantines; dead-letters
+promises  the same tree whatever is delivered twice; an execution with a record that cannot be read or placed is quarantined, by
+          an event; only counts pass through here, never token ids
 
 State is the open trees of the run, in memory, read again from the log at a start.
 """
@@ -21,15 +21,14 @@ from gyre_engine.trees.tree import grown
 from streams.derivation import Derived, dead_letter, execution_of, quarantine
 
 VERSION = 1
-NAME = "trajectory-trees"
 
 
 class TrajectoryTrees:
     """The derivation. `config_hash` is part of the ids of what it derives."""
 
-    name = NAME
+    name = "trajectory-trees"
     sources: tuple[str, ...] = ("model-calls",)
-    outputs: tuple[str, ...] = ("trees",)
+    decisive: tuple[type[Event], ...] = (TreeClosed, Quarantined)
     whole = False
 
     def __init__(self, config_hash: str = "") -> None:
@@ -58,4 +57,4 @@ class TrajectoryTrees:
 
     def _derived(self, event: NodeGrown | TreeClosed, found: facts.RecordedFact) -> Derived:
         id = derived_id((found.id,), event.TYPE, VERSION, self.config_hash)
-        return Derived(event, id, found.id, found.at, decisive=isinstance(event, TreeClosed))
+        return Derived(event, id, found.id, found.at)

@@ -1,9 +1,9 @@
-"""Water level.
+"""Water level: how many executions are out there, and what the cells can take.
 
 reads     executions (by execution), cells (by cell), trajectories (by group), training (by run)
-writes    water-level (by run), whenever it changes; dead-letters for records of cells and trajectories that cannot be
-read promises  every execution counts once, whatever is delivered twice; nothing here reads a clock; a snapshot's id
-names the positions that it was taken at; an unreadable record of training stops the process (log-rules, 16)
+writes    water-level (by run), whenever it changes; dead-letters for records that nobody else reports
+promises  every execution counts once, whatever is delivered twice; nothing here reads a clock; a snapshot's id names the
+          positions that it was taken at; an unreadable record of training stops the process (log-rules, 16)
 
 Records of executions that cannot be read are admission's to report. One worker must read all partitions.
 """
@@ -19,11 +19,9 @@ from gyre_engine.events.training import CoreElected, GroupAdmitted, StepCommitte
 from gyre_engine.log.intake import unreadable
 from gyre_engine.log.port import STRICT, Raw
 from gyre_engine.scheduling.water_level import WaterLevel
-from streams.admission import wanted
-from streams.derivation import Derived, Position, dead_letter
+from streams.derivation import Derived, Position, dead_letter, wanted
 
 VERSION = 1
-NAME = "water-level"
 _WANTED = frozenset(
     cls.TYPE
     for cls in (
@@ -37,9 +35,9 @@ _WANTED = frozenset(
 class WaterLevelStream:
     """The derivation around gyre_engine.scheduling.water_level."""
 
-    name = NAME
+    name = "water-level"
     sources: tuple[str, ...] = ("executions", "cells", "trajectories", "training")
-    outputs: tuple[str, ...] = ()
+    decisive: tuple[type[Event], ...] = ()
     whole = True
 
     def __init__(self, config_hash: str = "") -> None:
@@ -72,4 +70,4 @@ class WaterLevelStream:
 
     def _id(self) -> str:
         at = tuple(f"{topic}/{partition}/{offset}" for (topic, partition), offset in sorted(self._positions.items()))
-        return derived_id(at, NAME, VERSION, self.config_hash)
+        return derived_id(at, self.name, VERSION, self.config_hash)

@@ -39,7 +39,8 @@ from gyre_engine.admission import AdmissionSettings
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.settings import KafkaSettings
 from streams.process import derivations, end_process, run, serve
-from streams.settings import ALL, StreamsSettings
+from streams.registry import ALL
+from streams.settings import StreamsSettings
 
 servers, partitions, name, instance, data, only, trap = sys.argv[1:]
 kafka = KafkaSettings(servers, partitions=int(partitions))

@@ -67,12 +67,12 @@ def call(number: int, parent: str | None = None, cut: int = 0) -> ModelCall:
 def test_a_call_becomes_a_node_and_a_closing_the_tree_both_with_ids_of_their_cause() -> None:
     first, again = TrajectoryTrees("abc"), TrajectoryTrees("abc")
     (node,) = first.observe(raw(call(0)))
-    assert isinstance(node.event, NodeGrown) and (node.cause, node.at, node.decisive) == ("cause", 70_000, False)
+    assert isinstance(node.event, NodeGrown) and (node.cause, node.at) == ("cause", 70_000)
     assert again.observe(raw(call(0))) == (node,)
     (other,) = TrajectoryTrees("other config").observe(raw(call(0)))
     assert other.id != node.id
     (tree,) = first.observe(raw(ExecutionClosed(execution="g.0.0", owner_epoch=1, calls=1, last_call="c0"), 1, "end"))
-    assert isinstance(tree.event, TreeClosed) and (tree.cause, tree.decisive) == ("end", True)
+    assert isinstance(tree.event, TreeClosed) and tree.cause == "end"
 
 
 @pytest.mark.parametrize("value", [b'{"v":', None, b"", b"\x80"])
