@@ -1,7 +1,8 @@
 """Replaying a run: the verdict step by step.
 
 reads     training, micro-steps; to verify also executions, model-calls, scores, trajectories
-writes    nothing
+writes    nothing but dead-letters, for records that cannot be read
+promises  a step is verified only where its micro-steps follow from the model calls and its weights hash to what was committed
 """
 
 from __future__ import annotations

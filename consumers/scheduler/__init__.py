@@ -1,6 +1,6 @@
 """The scheduler: the one consumer that commands role switches (log-rules, 8).
 
-reads     water-level, cells, commands, trajectories, training
-writes    commands: scheduler-elected, switch-role
+`process` reads and commands, `view` is what it has read, folded; the policy is gyre_engine.scheduling.
+
 promises  serial switches; of two schedulers only the one with the higher epoch is obeyed; decisions are the pure policy's
 """
