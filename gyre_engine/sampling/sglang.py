@@ -11,7 +11,7 @@ it waits there instead of failing with EngineNotServing.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import Any, NoReturn
@@ -92,7 +92,7 @@ class SGLangEngine:
     async def _attempt(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         reading = Reading(request.rid)
         try:
-            async with self._client.stream("POST", "/generate", content=_body(request), timeout=self._patience) as response:
+            async with self._asked(_body(request)) as response:
                 if response.status_code != 200:
                     self._refuse(response.status_code, await response.aread(), request)
                 async for event in _events(response):
@@ -104,6 +104,10 @@ class SGLangEngine:
             raise self._lost(error) from error
         if not reading.ended:
             raise EngineNotServing(f"the engine at {self._url} closed request {request.rid} unfinished: ask another one")
+
+    def _asked(self, body: bytes) -> AbstractAsyncContextManager[httpx.Response]:
+        length = {"content-length": str(len(body))}
+        return self._client.stream("POST", "/generate", content=_once(body), headers=length, timeout=self._patience)
 
     async def abort(self, rid: str | None) -> None:
         """See InferenceEngine."""
@@ -278,6 +282,11 @@ def _params(params: SamplingParams) -> Json:
         "stop_token_ids": list(params.stop_token_ids),
         "sampling_seed": params.seed,
     }
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    """The body, let go of once it is sent: an httpx request lies in reference cycles, and long prompts are megabytes."""
+    yield body
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[Json]:
