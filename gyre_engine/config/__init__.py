@@ -2,13 +2,14 @@
 
 from gyre_engine.config.load import config_from_json, config_hash, load_config, masked_url, read_source, to_json, with_overrides
 from gyre_engine.config.problems import ConfigError, Keys, Problem, Source
-from gyre_engine.config.schema import Config, DataSourceConfig
+from gyre_engine.config.schema import Config, DataSourceConfig, NamedModelConfig
 
 __all__ = [
     "Config",
     "ConfigError",
     "DataSourceConfig",
     "Keys",
+    "NamedModelConfig",
     "Problem",
     "Source",
     "config_from_json",

@@ -7,13 +7,15 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 from gyre_engine.config.problems import Keys, Problem, keys_of
-from gyre_engine.config.schema import Config
+from gyre_engine.config.schema import Config, NamedModelConfig
 from gyre_engine.events.calls import Role
 
 SPLITS = ("train", "val", "test")
 ROLES = tuple(role.value for role in Role)
+MODEL_KINDS = ("policy", "frozen", "upstream")
 NO_LIMIT = math.inf
 
 _AT_LEAST_ONE = (
@@ -52,11 +54,12 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
 }  # fmt: skip
 _WORDS = ("run.name", "kafka.prefix")
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def problems(config: Config) -> list[Problem]:
     """Everything in `config` that cannot work."""
-    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_ranges, _names, _data, _roles, _relations)
+    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_ranges, _names, _data, _models, _roles, _relations)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -102,6 +105,54 @@ def _data(config: Config) -> Iterator[Problem]:
             yield Problem(text, (("data", index, "split"),))
         if not source.weight > 0:
             yield Problem(f"data.weight must be above 0, got {source.weight}", (("data", index, "weight"),))
+
+
+def _models(config: Config) -> Iterator[Problem]:
+    taken = {config.model.name, *config.model.aliases}
+    for index, model in enumerate(config.models):
+        if not model.name:
+            yield Problem(
+                "models.name is empty: give the name that agents ask for", (("models", index, "name"), ("models", index))
+            )
+        elif model.name in taken:
+            text = f"models.name {model.name!r} stands for two things: a name may stand in [model] or in one [[models]] only"
+            yield Problem(text, (("models", index, "name"),))
+        taken.add(model.name)
+        for key, text in _kind(model):
+            yield Problem(f"models.{key}{text}", (("models", index, key), ("models", index)))
+
+
+def _kind(model: NamedModelConfig) -> Iterator[tuple[str, str]]:
+    """The keys of an entry that do not fit its kind, each with what is wrong. URLs are not shown: they might hold a key."""
+    if model.kind not in MODEL_KINDS:
+        yield "kind", f" must be one of {_listed(MODEL_KINDS)}; got {model.kind!r}{nearest(model.kind, MODEL_KINDS)}"
+        return
+    if model.kind == "policy" and model.url:
+        yield "url", f" of {model.name!r} is given, but its kind is policy: the cells serve it"
+    if model.kind != "policy" and not model.url:
+        yield "url", f" of {model.name!r} is empty: a model of kind {model.kind} needs one"
+    elif model.kind != "policy" and (wrong := _no_base_url(model.url)):
+        yield "url", f" of {model.name!r} {wrong}"
+    for key, value in (("model", model.model), ("key_env", model.key_env)):
+        if value and model.kind != "upstream":
+            yield key, f" of {model.name!r} is for models of kind upstream, this one is of kind {model.kind}"
+    if model.key_env and not _VARIABLE.fullmatch(model.key_env):
+        yield "key_env", f" of {model.name!r} is no name of an environment variable: give the name, never the key"
+
+
+def _no_base_url(url: str) -> str:
+    """What is wrong with a base URL, or nothing."""
+    no_url = "is no URL: write http://HOST:PORT or https://HOST/PATH"
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return no_url
+    if parts.scheme not in ("http", "https") or not host or re.search(r"\s", url):
+        return no_url
+    if parts.username is not None or parts.query or parts.fragment:
+        return "must not hold credentials, a query or a fragment: name the environment variable with the key in models.key_env"
+    return ""
 
 
 def _roles(config: Config) -> Iterator[Problem]:

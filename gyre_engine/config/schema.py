@@ -42,6 +42,22 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModelConfig:
+    """A further name that agents ask for, and what it stands for (learning rule 12). What is not the policy's is context."""
+
+    name: str = opt("", 'The name that agents ask for; "*" is every name that stands nowhere else.')
+    kind: str = opt(
+        "policy",
+        "policy; frozen (an engine with the policy's tokenizer that never changes); upstream (somebody's chat endpoint).",
+    )
+    url: str = opt("", "frozen: where it speaks SGLang's interface. upstream: what stands before /chat/completions.")
+    model: str = opt("", "upstream: the name to ask it for; empty: the name that the agent asks for.")
+    key_env: str = opt(
+        "", "upstream: environment variable that holds its key; empty: it needs none. The key itself stands nowhere."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
     """Sampling belongs to the run: these override what a client asks (learning rule 2)."""
 
@@ -232,6 +248,7 @@ class Config:
 
     run: RunConfig = opt(RunConfig, "")
     model: ModelConfig = opt(ModelConfig, "")
+    models: tuple[NamedModelConfig, ...] = opt((), "Models by name.")
     sampling: SamplingConfig = opt(SamplingConfig, "")
     cells: CellsConfig = opt(CellsConfig, "")
     kafka: KafkaConfig = opt(KafkaConfig, "")

@@ -24,7 +24,16 @@ TASKS_TOLD = 5
 
 def check_before_start(config: Config) -> None:
     """Raises one ConfigError with everything that would keep the run from starting: each the thing and the remedy."""
-    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_model, _splits, _tasks, _engine, _harness, _scorer, _sandbox)
+    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (
+        _model,
+        _keys,
+        _splits,
+        _tasks,
+        _engine,
+        _harness,
+        _scorer,
+        _sandbox,
+    )
     if wrong := [problem for check in checks for problem in check(config)]:
         raise ConfigError(*wrong)
 
@@ -51,6 +60,14 @@ def _broken_files(model: Path) -> Iterator[str]:
         yield f"{model / 'config.json'} cannot be read"
     except ValueError as error:
         yield f"{model / 'config.json'} is not JSON: {error}"
+
+
+def _keys(config: Config) -> Iterator[Problem]:
+    """The keys of upstreams: the proxy finds them in the environment that the run is started in."""
+    for index, model in enumerate(config.models):
+        if model.key_env and not os.environ.get(model.key_env):
+            text = f"models.key_env: the environment has no {model.key_env} for {model.name!r}: export the upstream's key there first"
+            yield Problem(text, (("models", index, "key_env"),))
 
 
 def _splits(config: Config) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from consumers.scheduler.process import SchedulerSettings
 from consumers.scoring.process import ScoringSettings
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.admission import AdmissionSettings
-from gyre_engine.config import Config
+from gyre_engine.config import Config, NamedModelConfig
 from gyre_engine.events.calls import Role
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.sandbox import Limits
@@ -24,7 +24,7 @@ from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 from producers.cells.agent import AgentSettings
 from producers.proxy.role_rules import RoleRule
-from producers.proxy.settings import POLICY, ProxySettings, RunSampling
+from producers.proxy.settings import POLICY, Frozen, Model, ProxySettings, RunSampling, Upstream
 from producers.runner.harnesses.port import HarnessSettings
 from producers.runner.settings import RunnerSettings
 from streams.settings import StreamsSettings
@@ -102,10 +102,26 @@ def proxy(launch: Launch, folder: StackFolder) -> ProxySettings:
     return ProxySettings(
         model_folder=Path(config.model.path), secret_file=folder.root / "secret", host=host, port=int(port),
         renderer=config.model.renderer,
-        models=dict.fromkeys((config.model.name, *config.model.aliases), POLICY),
+        models=models(config),
         sampling=RunSampling(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens),
         context_limit=config.model.context, wait_limit_s=config.proxy.wait_limit_s, roles=role_rules(config),
     )  # fmt: skip
+
+
+def models(config: Config) -> dict[str, Model]:
+    """What each name that agents ask for stands for."""
+    own: dict[str, Model] = dict.fromkeys((config.model.name, *config.model.aliases), POLICY)
+    return own | {m.name: _model(m) for m in config.models}
+
+
+def _model(named: NamedModelConfig) -> Model:
+    match named.kind:
+        case "frozen":
+            return Frozen(named.name, named.url)
+        case "upstream":
+            return Upstream(named.url, named.model, named.key_env)
+        case _:
+            return POLICY
 
 
 def role_rules(config: Config) -> tuple[RoleRule, ...]:

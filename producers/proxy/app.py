@@ -35,7 +35,9 @@ def application(service: Service, secret: bytes) -> Starlette:
         Route("/internal/executions/{execution}/close", endpoints.close, methods=["POST"]),
         Route("/internal/executions/{execution}", endpoints.execution, methods=["GET"]),
     ]
-    return Starlette(routes=routes, exception_handlers={ProxyError: _problem, HTTPException: _http, ClientDisconnect: _gone})
+    app = Starlette(routes=routes, exception_handlers={ProxyError: _problem, HTTPException: _http, ClientDisconnect: _gone})
+    app.router.redirect_slashes = False  # a path that is nobody's is refused in a dialect's words, like any other
+    return app
 
 
 def _routes(dialect: Dialect, endpoints: _Endpoints) -> Iterator[Route]:
@@ -88,8 +90,8 @@ class _Endpoints:
     async def models(self, request: Request) -> Response:
         """The names that map to something."""
         self._execution(request)
-        names = [name for name in self._service.settings.models if name != "*"]
-        return Response(dialect_of(request.url.path, request.headers).models(names), media_type="application/json")
+        dialect = dialect_of(request.url.path, request.headers)
+        return Response(dialect.models(self._service.models.names), media_type="application/json")
 
     async def health(self, _: Request) -> Response:
         """200 while the log takes records; what this proxy has done and holds."""

@@ -2,14 +2,12 @@
 
 writes    model-calls, tool-events
 promises  the last chunk and every tool call are held until the record is acknowledged; one record a call, whatever
-          its clients do; a call that nobody listens to any more is aborted, and what it has sampled is recorded
+          its clients do; what a cancelled call has sampled is recorded
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,15 +18,14 @@ from gyre_engine.events.executions import ToolCalled
 from gyre_engine.sampling.port import Chunk, FinishReason
 from gyre_engine.trees.conversation import Author, Message, ToolCall, link, wire_id
 from gyre_engine.trees.path import call_id
-from producers.proxy.exchange import Answer, Ask, Piece, ProxyError, Usage, unavailable
-from producers.proxy.execution import Execution, Prompt
+from producers.proxy.exchange import Answer, ProxyError, Usage, unavailable
+from producers.proxy.execution import Prompt
 from producers.proxy.generation import Job, Sampled, sample
 from producers.proxy.outbox import Outbox
 from producers.proxy.rendering import Parsed, Rendering
 from producers.proxy.router import Router
+from producers.proxy.shared_call import SharedCall
 from producers.proxy.streamed import TextStream
-
-log = logging.getLogger(__name__)
 
 SHOWN = 16_384
 """Characters of a tool's arguments or result that an event shows."""
@@ -36,70 +33,42 @@ SHOWN = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What every call needs of the proxy."""
+    """What every call needs of the proxy. untrainable: why nothing that is sampled here may be trained on, or None."""
 
     router: Router
     outbox: Outbox
     rendering: Rendering
+    untrainable: str | None = None
 
 
 @dataclass(slots=True)
-class Call:
-    """A call that runs or whose answer was not taken yet. Clients with the same body share it.
+class Call(SharedCall):
+    """A call to the policy, or to a frozen engine.
 
-    role:      told by a rule of the config
-    heard:     the pieces of text so far
-    outcome:   the recorded answer, or why there is none
-    excuse:    why clients should ask again later, while the answer is there and its record is not
-    listeners: clients that wait for it now
-    forget:    needs not be found again: a client has had it whole, or there will be no answer
+    role: told by a rule of the config
     """
 
     desk: Desk
-    execution: Execution
-    ask: Ask
     prompt: Prompt
     job: Job
-    notes: tuple[str, ...] = ()
     role: Role | None = None
-    requested_at: int = field(default_factory=now_us)
     sampled: Sampled = field(default_factory=Sampled)
-    heard: list[Piece] = field(default_factory=list)
-    outcome: Answer | ProxyError | None = None
-    excuse: ProxyError | None = None
-    recorded: bool = False
-    listeners: int = 0
-    cancel: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
-    forget: Callable[[], None] = lambda: None
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _text: TextStream | None = None
 
-    async def news(self, seen: int, timeout: float | None) -> bool:
-        """Wait until there are more than `seen` pieces or an outcome; False where that took longer than `timeout` seconds."""
-        while len(self.heard) <= seen and self.outcome is None and self.excuse is None:
-            try:
-                await asyncio.wait_for(self._changed.wait(), timeout)
-            except TimeoutError:
-                return False
-        return True
+    @property
+    def id(self) -> str:
+        """The request's name at the engines."""
+        return self.job.rid
 
-    def leave(self) -> None:
-        """A client has gone or is done; when the last one leaves a running call, the call is aborted."""
-        self.listeners -= 1
-        if not self.listeners and self.outcome is None:
-            self.cancel.set()
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the whole prompt."""
+        return len(self.prompt.ids)
 
-    async def run(self) -> None:
-        """Sample, record, answer. Ends with an outcome, whatever happens."""
-        try:
-            self._settle(await self._answered())
-        except ProxyError as problem:
-            self._settle(problem)
-        except Exception as error:
-            log.exception("call of %s failed", self.execution.id)
-            text = f"the proxy failed on this call: {type(error).__name__}"
-            self._settle(ProxyError(500, "internal_error", text, kind="server_error"))
+    @property
+    def held_us(self) -> int:
+        """Until the record counts it."""
+        return 0 if self.recorded else self.sampled.held_so_far
 
     async def _answered(self) -> Answer | ProxyError:
         try:
@@ -191,16 +160,6 @@ class Call:
             )
             self.desk.outbox.tell(event, derived_id((record.call,), "tool-called", 1, index=index))
 
-    def _settle(self, outcome: Answer | ProxyError) -> None:
-        self.outcome = outcome
-        if isinstance(outcome, ProxyError):
-            self.forget()
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
 
 _FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH, FinishReason.ABORT: Finish.CANCELLED}
 _NOTHING = Parsed("", "", ())
@@ -244,7 +203,7 @@ def _record_of(call: Call, finish: Finish, parsed: Parsed) -> ModelCall:
         finished_at=now_us(),
         cached_tokens=sampled.cached,
         engine_calls=max(1, sampled.engine_calls),
-        notes=(*call.ask.notes, *call.notes),
+        notes=call.ask.notes,
         chain=_chain(call, name, finish, parsed),
     )
 
@@ -257,10 +216,10 @@ def _chain(call: Call, name: str, finish: Finish, parsed: Parsed) -> bytes:
 
 
 def _untrainable(call: Call) -> str | None:
-    """Why nothing of this call may be trained on (learning.md, 2)."""
+    """Why nothing of this call may be trained on (learning.md, 2 and 12)."""
     params = call.job.params
-    if call.sampled.broken:
-        return call.sampled.broken
+    if reason := call.desk.untrainable or call.sampled.broken:
+        return reason
     if params.temperature == 0:
         return "greedy: no token was drawn"
     if params.top_p < 1 or params.top_k or params.min_p:

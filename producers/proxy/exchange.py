@@ -138,7 +138,7 @@ def execution_over(execution: str) -> ProxyError:
 
 def unknown_model(model: str, known: list[str]) -> ProxyError:
     """The name maps to nothing."""
-    text = f"the model {model!r} does not exist here; known: {', '.join(known)} (add others under [models])"
+    text = f"the model {model!r} does not exist here; known: {', '.join(known)} (add others as [[models]])"
     return ProxyError(404, "model_not_found", text, param="model")
 
 

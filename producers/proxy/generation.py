@@ -204,7 +204,7 @@ async def _next(source: AsyncIterator[Chunk]) -> Chunk | None:
 
 
 async def _abort(lease: Lease, rid: str, step: asyncio.Future[Chunk | None]) -> None:
-    with contextlib.suppress(EngineError):
+    with contextlib.suppress(EngineError, TimeoutError):
         await asyncio.wait_for(lease.engine.abort(rid), ABORT_GRACE_S)
     await asyncio.wait({step}, timeout=ABORT_GRACE_S)
     if not step.done():

@@ -20,7 +20,6 @@ import uvicorn
 import uvloop
 
 from gyre_engine.log.port import Log
-from gyre_engine.sampling.port import InferenceEngine
 from gyre_engine.sampling.sglang import SGLangEngine
 from producers.proxy.app import application
 from producers.proxy.call import Desk
@@ -28,7 +27,7 @@ from producers.proxy.feed import Feed
 from producers.proxy.outbox import Outbox
 from producers.proxy.rendering import Rendering, renderer_of
 from producers.proxy.restore import rebuild, take_over
-from producers.proxy.router import Router
+from producers.proxy.router import Connect, Router
 from producers.proxy.service import Service
 from producers.proxy.settings import ProxySettings
 from producers.proxy.tokens import ChatTokenizer
@@ -38,15 +37,14 @@ log_ = logging.getLogger(__name__)
 LAST_WORDS_S = 10.0
 """How long the end waits for records of aborted calls."""
 
-Connect = Callable[[str], InferenceEngine]
 Ready = Callable[[str], None]
 
 
 def run(settings: ProxySettings, log: Log, *, connect: Connect = SGLangEngine, ready: Ready | None = None) -> None:
     """Serve until SIGTERM or SIGINT. `ready` is told the URL once calls are taken.
 
-    Raises OSError where the port is taken or the secret cannot be read, TokenizerUnreadable, UnknownRenderer, LogUnavailable
-    or StillOwned.
+    Raises OSError where the port is taken or the secret cannot be read, TokenizerUnreadable, UnknownRenderer, KeyMissing,
+    LogUnavailable or StillOwned.
     """
     secret = _secret(settings.secret_file)
     with _bound(settings) as listener:
@@ -84,7 +82,7 @@ async def _serve(
     await server.serve(sockets=[listener])
     await service.settle(LAST_WORDS_S)
     await feed.stop()
-    await service.desk.router.close()
+    await service.models.close()
     if feed.broken.done():
         feed.broken.result()
 
@@ -92,7 +90,7 @@ async def _serve(
 def _service(settings: ProxySettings, log: Log, connect: Connect) -> Service:
     name = renderer_of(settings.model_folder) if settings.renderer == "auto" else settings.renderer
     rendering = Rendering(ChatTokenizer.load(settings.model_folder), name, settings.renderer_options)
-    service = Service(settings, Desk(Router(connect), Outbox(log), rendering))
+    service = Service(settings, Desk(Router(connect), Outbox(log), rendering), connect=connect)
     past = take_over(log, settings.name)
     service.closed.update(past.closed)
     service.executions.update({name: rebuild(name, past.open, rendering) for name in past.open.epochs})

@@ -136,6 +136,12 @@ class Rendering:
 
     def parse(self, prompt_tail: list[int], output: list[int], tools: list[dict[str, Any]]) -> Parsed:
         """What sampled ids say. A tool call that is no valid JSON keeps its text, so that the harness can say so to the model."""
+        try:
+            return self._parsed(prompt_tail, output, tools)
+        except (ValueError, RecursionError):
+            return self._unparsed(prompt_tail, output)
+
+    def _parsed(self, prompt_tail: list[int], output: list[int], tools: list[dict[str, Any]]) -> Parsed:
         found = self.renderer.parse_response(output, tools=tools or None, prompt_ids=prompt_tail or None)
         calls, text = [], found.content or ""
         for attempt in found.tool_calls:
@@ -144,7 +150,18 @@ class Rendering:
                 text += f"<tool_call>\n{attempt.raw}"
             else:
                 calls.append(asked)
-        return Parsed(text, found.reasoning_content or "", tuple(calls))
+        return Parsed(_whole(text), _whole(found.reasoning_content or ""), tuple(calls))
+
+    def _unparsed(self, prompt_tail: list[int], output: list[int]) -> Parsed:
+        """What no parser of JSON takes (numbers of thousands of digits, nesting without end): each call as its text reads."""
+        at = output.index(self.tool_open) if self.tool_open in output else None
+        if at is None:
+            return Parsed(self.tokenizer.decode([id for id in output if id not in self.stop_ids]), "", ())
+        found = self.renderer.parse_response(output[:at], prompt_ids=prompt_tail or None)
+        blocks = self.tokenizer.decode([id for id in output[at:] if id not in self.stop_ids]).split("<tool_call>")[1:]
+        calls = [_by_text(block.partition("</tool_call>")[0]) for block in blocks]
+        text = "".join(f"<tool_call>{block}" for block, asked in zip(blocks, calls, strict=True) if asked is None)
+        return Parsed((found.content or "") + text, found.reasoning_content or "", tuple(asked for asked in calls if asked))
 
     def _put_back(
         self, ids: list[int], owners: list[int], mask: list[bool], sampled: Mapping[int, list[int]]
@@ -248,13 +265,23 @@ _NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 
 def _asked(attempt: Any) -> Asked | None:
     """A parse attempt as a tool call, or None where not even a name can be read."""
-    if attempt.name and str(attempt.status) == "ok":
-        return Asked(attempt.name, _as_written(attempt.raw, attempt.arguments))
-    name, arguments = _NAME.search(attempt.raw), _ARGUMENTS.search(attempt.raw)
+    if attempt.name and isinstance(attempt.name, str) and str(attempt.status) == "ok":
+        return Asked(_whole(attempt.name), _whole(_as_written(attempt.raw, attempt.arguments)))
+    return _by_text(attempt.raw)
+
+
+def _by_text(raw: str) -> Asked | None:
+    """A call that is no valid JSON, by what stands where its name and its arguments stand."""
+    name, arguments = _NAME.search(raw), _ARGUMENTS.search(raw)
     if name is None or arguments is None:
         return None
-    rest = attempt.raw[arguments.end() :].rstrip()
+    rest = raw[arguments.end() :].rstrip()
     return Asked(name.group(1), rest[:-1] if rest.endswith("}") else rest)
+
+
+def _whole(text: str) -> str:
+    """A text that can be written: half a character, which JSON's escapes can spell, becomes U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _as_written(raw: str, arguments: Any) -> str:
@@ -264,8 +291,8 @@ def _as_written(raw: str, arguments: Any) -> str:
     for match in _ARGUMENTS.finditer(raw):
         try:
             value, end = json.JSONDecoder().raw_decode(raw, match.end())
-        except json.JSONDecodeError:
+            if value == arguments:
+                return raw[match.end() : end]
+        except (ValueError, RecursionError):
             continue
-        if value == arguments:
-            return raw[match.end() : end]
     return json.dumps({} if arguments is None else arguments, ensure_ascii=False)

@@ -9,24 +9,65 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from producers.proxy.call import Call
 from producers.proxy.dialects.port import Dialect, Stream, Whole
-from producers.proxy.exchange import Answer, Ask, ProxyError
+from producers.proxy.exchange import Answer, Ask, Piece, ProxyError
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 
 
+class Answering(Protocol):
+    """A call, as far as an answer's way to its client goes."""
+
+    @property
+    def id(self) -> str:
+        """Names the call in a stream."""
+
+    @property
+    def requested_at(self) -> int:
+        """Microseconds since 1970."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How long the prompt is; 0 where nobody knows yet."""
+
+    @property
+    def heard(self) -> Sequence[Piece]:
+        """The pieces of text so far."""
+
+    @property
+    def outcome(self) -> Answer | ProxyError | None:
+        """The answer, or why there is none."""
+
+    @property
+    def excuse(self) -> ProxyError | None:
+        """Why clients should ask again later."""
+
+    @property
+    def forget(self) -> Callable[[], None]:
+        """To be called once a client has had the answer whole."""
+
+    async def news(self, seen: int, timeout: float | None) -> bool:
+        """Wait for more than `seen` pieces or an outcome; False where `timeout` seconds were over first."""
+
+    def leave(self) -> None:
+        """This client has gone or is done."""
+
+    def failed(self) -> None:
+        """This client was told of an error that is not its own."""
+
+
 class Reply(Response):
     """The answer to one client, in the words of its dialect."""
 
-    def __init__(self, call: Call, dialect: Dialect, ask: Ask, *, quiet_s: float) -> None:
+    def __init__(self, call: Answering, dialect: Dialect, ask: Ask, *, quiet_s: float) -> None:
         self._call = call
         self._dialect = dialect
         self._ask = ask
@@ -87,8 +128,8 @@ class Reply(Response):
 
     async def _chunks(self, send: Send) -> AsyncIterator[bytes]:
         call, seen = self._call, 0
-        ask = replace(self._ask, prompt_tokens=len(call.prompt.ids))
-        stream = self._dialect.stream(ask, call.job.rid, call.requested_at // 1_000_000)
+        ask = replace(self._ask, prompt_tokens=call.prompt_tokens)
+        stream = self._dialect.stream(ask, call.id, call.requested_at // 1_000_000)
         first = stream.opening()
         while True:
             if not await call.news(seen, self._quiet_s):
@@ -122,7 +163,7 @@ class Reply(Response):
     def _count(self, problem: ProxyError) -> None:
         """What the proxy could not do, as the agent sees it; what the agent did wrong is its own."""
         if problem.status >= 500:
-            self._call.execution.errors += 1
+            self._call.failed()
 
     def _delivered(self) -> None:
         if not self._gone.is_set():

@@ -20,6 +20,9 @@ from gyre_engine.scheduling.cells import CellState
 from producers.proxy.exchange import unavailable
 from producers.proxy.routes import Routes, choose, observe
 
+Connect = Callable[[str], InferenceEngine]
+"""A client of the engine at a URL."""
+
 AVOID_S = 1.0
 """How long a cell that failed is passed over where another one samples."""
 
@@ -36,7 +39,7 @@ class Lease:
 class Router:
     """Lends engines. Bounded: one engine client a cell that was seen, one sticky cell and one version an execution until `forget`."""
 
-    def __init__(self, connect: Callable[[str], InferenceEngine]) -> None:
+    def __init__(self, connect: Connect) -> None:
         self.routes = Routes()
         self._connect = connect
         self._engines: dict[str, tuple[str, InferenceEngine]] = {}

@@ -8,10 +8,11 @@ promises  one owner an execution, by a logged epoch that stands before its recor
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -19,16 +20,21 @@ from uuid import uuid4
 from gyre_engine.events import derived_id
 from gyre_engine.events.calls import ExecutionClosed, ProxyOwns
 from gyre_engine.events.executions import ToolReturned
-from gyre_engine.sampling.port import SamplingParams
+from gyre_engine.sampling.sglang import SGLangEngine
 from gyre_engine.trees.conversation import Author
 from producers.proxy.call import SHOWN, Call, Desk
-from producers.proxy.exchange import Ask, execution_over, too_long, unavailable, unknown_model
+from producers.proxy.exchange import Ask, execution_over, too_long, unavailable
 from producers.proxy.execution import Execution, prompt_for
-from producers.proxy.generation import Job
+from producers.proxy.generation import Job, Sampled
 from producers.proxy.histories import Histories
+from producers.proxy.models import Models
 from producers.proxy.open_calls import OpenCalls
 from producers.proxy.role_rules import told_role
+from producers.proxy.router import Connect
 from producers.proxy.settings import ProxySettings
+from producers.proxy.shared_call import SharedCall
+from producers.proxy.size import overflow
+from producers.proxy.upstream import UpstreamCall, UpstreamClient
 
 T = TypeVar("T")
 
@@ -49,9 +55,17 @@ class Service:
     """State: an `Execution` each that is open, with its open calls and at most 16 answers that no client took; the counts of each
     closed one (~200 bytes), the newest attempt at each place, and the last history of each execution within a budget of bytes."""
 
-    def __init__(self, settings: ProxySettings, desk: Desk) -> None:
+    def __init__(
+        self,
+        settings: ProxySettings,
+        desk: Desk,
+        *,
+        connect: Connect = SGLangEngine,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
         self.settings = settings
         self.desk = desk
+        self.models = Models(settings.models, desk, connect, environment, limit_s=settings.wait_limit_s)
         self.histories = Histories()
         self.executions: dict[str, Execution] = {}
         self.open: defaultdict[str, OpenCalls] = defaultdict(OpenCalls)
@@ -62,28 +76,39 @@ class Service:
         self._closings: dict[str, asyncio.Task[Closed]] = {}
         self.counts = {"calls": 0, "joined": 0, "refused": 0}
 
-    async def open_call(self, execution_id: str, ask: Ask) -> Call:
+    async def open_call(self, execution_id: str, ask: Ask) -> SharedCall:
         """The call that answers a request: a new one, or the one that the same body has asked for already. Raises ProxyError."""
-        self._known(ask.model)
+        model = self.models.of(ask.model)
         self._admit(execution_id)
         arrived = time.monotonic_ns()
         await self.desk.outbox.ready(self.settings.wait_limit_s)
+        await self._ended(execution_id, ask.digest)
         held_us = (time.monotonic_ns() - arrived) // 1000
         execution = self._execution(self._admit(execution_id))
         call = self.open[execution_id].joinable(ask.digest)
         if call is None:
-            call = self._call(execution, ask)
-            call.sampled.held_us = held_us
+            call = self._begun(execution, ask, model, held_us)
             self.counts["calls"] += 1
         else:
             self.counts["joined"] += 1
         call.listeners += 1
         return call
 
+    async def _ended(self, execution_id: str, digest: bytes) -> None:
+        """Wait for the end of the same request's call where all its clients have left it: whoever asks again is to get an answer."""
+        call = self.open[execution_id].joinable(digest) if execution_id in self.open else None
+        if call is not None and call.cancel.is_set() and call.task is not None:
+            await asyncio.wait({call.task}, timeout=self.settings.wait_limit_s)
+
     def count(self, execution_id: str, ask: Ask) -> int:
-        """Tokens of the prompt that a request would make; nothing is opened or kept. Raises ProxyError."""
-        self._known(ask.model)
+        """Tokens of the prompt that a request would make, as the policy's tokenizer counts; nothing is opened or kept.
+
+        Raises ProxyError.
+        """
+        self.models.of(ask.model)
         self._admit(execution_id)
+        if tokens := overflow(ask, self.desk.rendering.tokenizer, self.settings.context_limit):
+            return tokens
         known = self.executions.get(execution_id) or Execution(execution_id, 1, self.desk.rendering.thinking)
         return len(prompt_for(known, ask, self.desk.rendering).ids)
 
@@ -140,10 +165,6 @@ class Service:
             await asyncio.wait(set(self._tasks), timeout=timeout)
         await self.desk.outbox.settle(timeout)
 
-    def _known(self, model: str) -> None:
-        if self.settings.models.get(model, self.settings.models.get("*")) is None:
-            raise unknown_model(model, sorted(self.settings.models))
-
     def _admit(self, execution_id: str) -> str:
         match = _ATTEMPT.match(execution_id)
         superseded = match is not None and int(match.group(2)) < self._newest.get(match.group(1), 0)
@@ -157,31 +178,34 @@ class Service:
             self._begin(Execution(execution_id, 1, self.desk.rendering.thinking))
         return self.executions[execution_id]
 
-    def _call(self, execution: Execution, ask: Ask) -> Call:
-        settings = self.settings
-        prompt = prompt_for(execution, ask, self.desk.rendering)
-        room = settings.context_limit - len(prompt.ids)
-        if room < 1:
-            raise too_long(len(prompt.ids), settings.context_limit)
+    def _begun(self, execution: Execution, ask: Ask, model: Desk | UpstreamClient, held_us: int) -> SharedCall:
+        """A new call, which runs. held_us: how long it waited for the log before."""
+        call: SharedCall
+        if isinstance(model, UpstreamClient):
+            execution.held_us += held_us
+            call = UpstreamCall(execution, ask, model, self.desk.outbox)
+        else:
+            call = self._call(execution, ask, model, held_us)
         self._returned(execution, ask)
-        wanted = min(room, settings.sampling.max_tokens, ask.max_tokens or settings.sampling.max_tokens)
-        run = settings.sampling
-        params = SamplingParams(
-            temperature=run.temperature,
-            top_p=run.top_p,
-            top_k=run.top_k,
-            min_p=run.min_p,
-            max_tokens=wanted,
-            stop_token_ids=self.desk.rendering.stop_ids,
-        )
-        rid = f"{execution.id}-{uuid4().hex[:12]}"
-        job = Job(execution.id, rid, prompt.ids, params, settings.context_limit, settings.wait_limit_s)
-        role = told_role(settings.roles, ask.said_by(Author.SYSTEM), ask.said_by(Author.USER), bool(ask.tools))
-        call = Call(self.desk, execution, ask, prompt, job, role=role)
         self.open[execution.id].keep(ask.digest, call)
         self.histories.keep(execution.id, ask.history)
         call.task = self._spawn(call.run())
         return call
+
+    def _call(self, execution: Execution, ask: Ask, desk: Desk, held_us: int) -> Call:
+        settings = self.settings
+        if tokens := overflow(ask, desk.rendering.tokenizer, settings.context_limit):
+            raise too_long(tokens, settings.context_limit)
+        prompt = prompt_for(execution, ask, desk.rendering)
+        room = settings.context_limit - len(prompt.ids)
+        if room < 1:
+            raise too_long(len(prompt.ids), settings.context_limit)
+        most = settings.sampling.max_tokens
+        params = settings.sampling.params(min(room, most, ask.max_tokens or most), desk.rendering.stop_ids)
+        rid = f"{execution.id}-{uuid4().hex[:12]}"
+        job = Job(execution.id, rid, prompt.ids, params, settings.context_limit, settings.wait_limit_s)
+        role = told_role(settings.roles, ask.said_by(Author.SYSTEM), ask.said_by(Author.USER), bool(ask.tools))
+        return Call(execution, ask, desk, prompt, job, role, Sampled(held_us=held_us))
 
     def _returned(self, execution: Execution, ask: Ask) -> None:
         """Tell the results of tools that this request brings for the first time."""
@@ -232,7 +256,7 @@ class Service:
         self.open.pop(execution.id, None)
         self.histories.forget(execution.id)
         self._closings.pop(execution.id, None)
-        self.desk.router.forget(execution.id)
+        self.models.forget(execution.id)
         self.desk.outbox.forget(execution.id)
         return counts
 

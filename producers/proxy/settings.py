@@ -5,11 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
+from gyre_engine.sampling.port import SamplingParams
 from producers.proxy.role_rules import RoleRule
 
-POLICY = "policy"
+POLICY: Final = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """An engine with the policy's tokenizer whose weights never change. url: where it speaks SGLang's interface."""
+
+    name: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Somebody's OpenAI-compatible chat endpoint.
+
+    url:     what stands before /chat/completions
+    model:   the name to ask it for; empty: the name that the agent asks for
+    key_env: the environment variable that holds its key; empty: it needs none
+    """
+
+    url: str
+    model: str = ""
+    key_env: str = ""
+
+
+Model = Literal["policy"] | Frozen | Upstream
+"""What a name stands for (learning.md, 12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +49,23 @@ class RunSampling:
     min_p: float = 0.0
     max_tokens: int = 4096
 
+    def params(self, wanted: int, stop_ids: tuple[int, ...]) -> SamplingParams:
+        """For a call that may sample `wanted` tokens."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            max_tokens=wanted,
+            stop_token_ids=stop_ids,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
     """secret_file holds the stack's secret: it stands in no argument and no event.
 
-    models:        name that a client asks for -> "policy"; "*" stands for every other name
+    models:        name that a client asks for -> what it stands for; "*" is every other name
     context_limit: tokens of prompt and answer together
     wait_limit_s:  the longest wait for a cell, an engine or the log, until a retryable error
     quiet_s:       a stream is opened after this long without a token, and kept alive at this pace
@@ -41,7 +79,7 @@ class ProxySettings:
     port: int = 0
     renderer: str = "qwen3"
     renderer_options: Mapping[str, Any] = field(default_factory=dict)
-    models: Mapping[str, str] = field(default_factory=lambda: {"policy": POLICY})
+    models: Mapping[str, Model] = field(default_factory=lambda: {"policy": POLICY})
     sampling: RunSampling = RunSampling()
     context_limit: int = 32_768
     wait_limit_s: float = 1800.0
@@ -51,6 +89,8 @@ class ProxySettings:
     name: str = "proxy"
 
     def __post_init__(self) -> None:
-        others = sorted(name for name, kind in self.models.items() if kind != POLICY)
+        others = sorted(
+            name for name, model in self.models.items() if not (model == POLICY or isinstance(model, Frozen | Upstream))
+        )
         if others:
-            raise ValueError(f"models {', '.join(others)}: a name can stand for {POLICY!r} only")
+            raise ValueError(f"models {', '.join(others)}: a name can stand for {POLICY!r}, a Frozen or an Upstream only")

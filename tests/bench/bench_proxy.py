@@ -5,8 +5,10 @@ with a prompt of the same length by the client that the proxy uses, is the basel
 run. The last line is one JSON object.
 
 added_ms_p50_2k, added_ms_p50_128k: one execution at a time, histories of 2,000 and 128,000 tokens
-added_ms_p50, added_ms_p99:         50 executions at half of what the proxy can do
+added_ms_p50, added_ms_p99:         50 executions at `paced_calls_per_s`: 200, or half of what the proxy can do where that is less
+router_added_ms_p50, _p99:          what the Rust router of SGLang (`sglang-router`) adds to the same engine at the same pace, by turns
 calls_per_s:                        50 executions, each asking again as soon as it is answered
+rss_mb_per_idle_execution:          resident memory of the proxy for an execution of 700,000 tokens that is not being asked
 """
 
 from __future__ import annotations
@@ -24,10 +26,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
+import psutil
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gyre_engine.events.cells import CellRole, CellStarted
@@ -35,7 +40,7 @@ from gyre_engine.keys import mint
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.log.topics import ensure_topics
-from gyre_engine.sampling.port import Chunk, FinishReason, GenerateRequest, SamplingParams
+from gyre_engine.sampling.port import Chunk, EngineError, EngineStats, FinishReason, GenerateRequest, SamplingParams
 from gyre_engine.sampling.sglang import SGLangEngine
 from infra.broker.broker import Broker, BrokerSettings
 from producers.proxy.process import run
@@ -45,6 +50,8 @@ from producers.proxy.tokens import ChatTokenizer
 EXECUTIONS = 50
 ROUNDS = int(os.environ.get("ROUNDS", "120"))
 SECONDS = float(os.environ.get("SECONDS", "20"))
+PACE = 200.0
+LONG, LONG_TURNS, LONGS = 700_000, 350, 3
 REPLY = '<tool_call>\n{"name": "bash", "arguments": {"command": "make test"}}\n</tool_call>'
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 TOOLS = [
@@ -117,6 +124,10 @@ class InstantEngine:
     async def abort(self, rid: str | None) -> None:
         """Nothing runs long enough."""
 
+    async def stats(self) -> EngineStats:
+        """Idle, always: what a health check asks."""
+        return EngineStats(0, 0, 0, 1 << 30, 0, 0, 0, "0", 1 << 20)
+
     async def close(self) -> None:
         """Nothing is held."""
 
@@ -178,14 +189,12 @@ class Agent:
         self.messages += [message, result]
         return took
 
-    async def directly(self) -> float:
-        """The engine alone, with as many tokens; seconds."""
-        import numpy as np
-
+    async def directly(self, engine: SGLangEngine | None = None) -> float:
+        """The engine alone, or another way to it, with as many tokens; seconds."""
         ids: Any = np.arange(self.prompt_tokens, dtype=np.int32) % 1000
         request = GenerateRequest(secrets.token_hex(8), ids, SamplingParams())
         begin = time.perf_counter()
-        async for _ in self.engine.generate(request):
+        async for _ in (engine or self.engine).generate(request):
             pass
         return time.perf_counter() - begin
 
@@ -227,33 +236,62 @@ def quantile(values: list[float], q: float) -> float:
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
 
-async def together(make: Callable[[], Agent]) -> dict[str, float]:
+async def together(make: Callable[[], Agent], router: SGLangEngine, pids: dict[str, int]) -> dict[str, float]:
     agents = [make() for _ in range(EXECUTIONS)]
     rng = random.Random(11)
     for agent in agents:
         await agent.grow(2_000, 2, rng)
+    before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     counts = await asyncio.gather(*(closed_loop(agent, time.perf_counter() + SECONDS) for agent in agents))
     rate = sum(counts) / SECONDS
-    print(f"{EXECUTIONS} executions, closed loop: {rate:.0f} calls/s")
-    pace = EXECUTIONS / (rate / 2)
-    through: list[float] = []
-    alone: list[float] = []
+    spent = {name: 1e3 * (cpu_seconds(pid) - before[name]) / sum(counts) for name, pid in pids.items()}
+    print(f"{EXECUTIONS} executions, closed loop: {rate:.0f} calls/s; CPU ms a call: {spent}")
+    pace = min(PACE, rate / 2)
+    took: dict[str, list[float]] = {"proxy": [], "router": [], "engine": []}
     for _ in range(3):
         fresh = [make() for _ in range(EXECUTIONS)]
         for agent in fresh:
             await agent.grow(2_000, 2, rng)
-        alone += await paced([agent.directly for agent in fresh], pace, SECONDS / 3)
-        through += await paced([agent.turn for agent in fresh], pace, SECONDS / 3)
-    print(
-        f"at {rate / 2:.0f} calls/s: through the proxy p50 {1e3 * statistics.median(through):.2f} ms, p99 "
-        f"{1e3 * quantile(through, 0.99):.2f} ms; the engine alone p50 {1e3 * statistics.median(alone):.2f} ms, p99 "
-        f"{1e3 * quantile(alone, 0.99):.2f} ms"
-    )
-    return {
-        "added_ms_p50": 1e3 * (statistics.median(through) - statistics.median(alone)),
-        "added_ms_p99": 1e3 * (quantile(through, 0.99) - quantile(alone, 0.99)),
-        "calls_per_s": rate,
-    }
+        turns = {
+            "engine": [agent.directly for agent in fresh],
+            "router": [partial(agent.directly, router) for agent in fresh],
+            "proxy": [agent.turn for agent in fresh],
+        }
+        for name, calls in turns.items():
+            took[name] += await paced(calls, EXECUTIONS / pace, SECONDS / 3)
+    for name, seconds in took.items():
+        print(
+            f"{name} at {pace:.0f} calls/s: p50 {1e3 * statistics.median(seconds):.2f} ms, "
+            f"p99 {1e3 * quantile(seconds, 0.99):.2f} ms"
+        )
+    found = {"calls_per_s": rate, "paced_calls_per_s": pace}
+    for name, key in (("proxy", "added_ms"), ("router", "router_added_ms")):
+        for at in (50, 99):
+            found[f"{key}_p{at}"] = 1e3 * (quantile(took[name], at / 100) - quantile(took["engine"], at / 100))
+    return found
+
+
+async def idle_memory(make: Callable[[], Agent], pid: int) -> dict[str, float]:
+    """Resident memory that executions of LONG tokens leave while they are not asked; what the allocator of a busy proxy keeps
+    anyway stands there after a first one of them, which is not counted."""
+    rng = random.Random(13)
+    await make().grow(LONG, LONG_TURNS, rng)
+    before = resident(pid)
+    for _ in range(LONGS):
+        agent = make()
+        await agent.grow(LONG, LONG_TURNS, rng)
+    found = (resident(pid) - before) / LONGS / 1e6
+    print(f"an idle execution of {agent.prompt_tokens} tokens: {found:.1f} MB")
+    return {"rss_mb_per_idle_execution": found}
+
+
+def resident(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+def cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 async def closed_loop(agent: Agent, until: float) -> int:
@@ -280,10 +318,11 @@ async def paced(calls: list[Callable[[], Awaitable[float]]], period: float, seco
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[None]:
-    child = subprocess.Popen([sys.executable, __file__, *arguments])
+def process(*arguments: str) -> Iterator[int]:
+    """A process of this bench, or of a module; its pid."""
+    child = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        yield
+        yield child.pid
     finally:
         child.terminate()
         child.wait(20)
@@ -306,10 +345,27 @@ async def answers(port: int) -> None:
     raise TimeoutError(f"nothing listens on {port} after 60 s")
 
 
-async def measure(proxy: int, engine_port: int, secret: bytes, tokenizer: ChatTokenizer) -> dict[str, float]:
-    await answers(engine_port)
-    await answers(proxy)
-    engine = SGLangEngine(f"http://127.0.0.1:{engine_port}")
+async def routed(port: int) -> SGLangEngine:
+    """The engine behind the router, once the router has found it."""
+    await answers(port)
+    engine = SGLangEngine(f"http://127.0.0.1:{port}")
+    until = time.monotonic() + 60
+    while True:
+        try:
+            async for _ in engine.generate(GenerateRequest("warm", [1, 2, 3], SamplingParams())):
+                pass
+            return engine
+        except EngineError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(0.2)
+
+
+async def measure(ports: dict[str, int], pids: dict[str, int], secret: bytes, tokenizer: ChatTokenizer) -> dict[str, float]:
+    await answers(ports["engine"])
+    await answers(ports["proxy"])
+    engine, router = SGLangEngine(f"http://127.0.0.1:{ports['engine']}"), await routed(ports["router"])
+    proxy = ports["proxy"]
     numbers = iter(range(1 << 30))
 
     def make() -> Agent:
@@ -321,8 +377,10 @@ async def measure(proxy: int, engine_port: int, secret: bytes, tokenizer: ChatTo
         await warm.turn()
         await warm.directly()
     found = await one_at_a_time(make)
-    found |= await together(make)
+    found |= await together(make, router, pids)
+    found |= await idle_memory(make, pids["proxy"])
     await engine.close()
+    await router.close()
     return found
 
 
@@ -334,7 +392,7 @@ def main() -> None:
         (folder / "secret").write_bytes(secret)
         settings = KafkaSettings(broker.bootstrap_servers)
         ensure_topics(settings, "bench")
-        engine, proxy = free_port(), free_port()
+        ports = {name: free_port() for name in ("engine", "proxy", "router", "metrics")}
         log = KafkaLog(settings, "bench")
         log.append_all(
             [
@@ -343,7 +401,7 @@ def main() -> None:
                     position=0,
                     incarnation="1",
                     engine="scripted",
-                    engine_url=f"http://127.0.0.1:{engine}",
+                    engine_url=f"http://127.0.0.1:{ports['engine']}",
                     capacity=1000,
                     role=CellRole.SAMPLING,
                     weight_version=0,
@@ -351,10 +409,16 @@ def main() -> None:
             ]
         )
         with (
-            process("engine", str(folder), str(engine)),
-            process("proxy", str(folder), str(proxy), broker.bootstrap_servers, "bench"),
-        ):
-            found = asyncio.run(measure(proxy, engine, secret, tokenizer))
+            process(__file__, "engine", str(folder), str(ports["engine"])) as engine,
+            process(__file__, "proxy", str(folder), str(ports["proxy"]), broker.bootstrap_servers, "bench") as proxy,
+            process(
+                "-m", "sglang_router.launch_router", "--worker-urls", f"http://127.0.0.1:{ports['engine']}",
+                "--host", "127.0.0.1", "--port", str(ports["router"]), "--prometheus-port", str(ports["metrics"]),
+                "--policy", "round_robin", "--log-level", "error",
+            ),
+        ):  # fmt: skip
+            pids = {"engine": engine, "proxy": proxy, "client": os.getpid()}
+            found = asyncio.run(measure(ports, pids, secret, tokenizer))
         log.close()
     print(orjson.dumps({key: round(value, 3) for key, value in found.items()}).decode())
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
 from producers.proxy.exchange import malformed
+
+NOTED = 16
+"""How many ignored things a record names."""
 
 
 def load(body: bytes) -> dict[str, Any]:
@@ -18,7 +22,15 @@ def load(body: bytes) -> dict[str, Any]:
         fields = _mended(body, error)
     if not isinstance(fields, dict):
         raise malformed(f"the body must be a JSON object, not {type(fields).__name__}")
+    _require_flat(fields)
     return fields
+
+
+def few(notes: Iterable[str]) -> tuple[str, ...]:
+    """Notes as a record holds them: each once, and not without end."""
+    found = list(dict.fromkeys(notes))
+    more = (f"and {len(found) - NOTED} more",) if len(found) > NOTED else ()
+    return (*found[:NOTED], *more)
 
 
 def text(value: Any) -> str:
@@ -61,6 +73,14 @@ def _mended(body: bytes, error: Exception) -> Any:
         return _whole(json.loads(body, parse_int=_number, parse_constant=_no_json))
     except (ValueError, RecursionError):
         raise malformed(f"the body is not valid JSON: {error}") from error
+
+
+def _require_flat(fields: dict[str, Any]) -> None:
+    """What is nested deeper than can be written again is refused before anybody recurses into it."""
+    try:
+        orjson.dumps(fields)
+    except orjson.JSONEncodeError as error:
+        raise malformed(f"the body cannot be taken, for it is nested too deeply: {error}") from error
 
 
 def _number(digits: str) -> int | float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from producers.proxy.router import Router
 from producers.proxy.service import Service
 from producers.proxy.settings import ProxySettings, RunSampling
 from producers.proxy.tokens import ChatTokenizer
+from tests.unit.proxy.upstream_server import UpstreamServer, serving
 
 SECRET = b"a secret of the tests"
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -155,13 +156,18 @@ async def make_stack(rendering: Rendering) -> AsyncIterator[MakeStack]:
         format: Rendering = rendering,
         cells: bool = True,
         sampling: RunSampling | None = None,
+        environment: Mapping[str, str] | None = None,
         **values: Any,
     ) -> Stack:
         settings = ProxySettings(Path("unused"), Path("unused"), sampling=sampling or RunSampling(), **values)
         found = log or MemoryLog()
         engines: dict[str, ScriptedEngine] = {}
-        desk = Desk(Router(lambda url: engines[url.removeprefix("scripted://")]), Outbox(found), format)
-        service = Service(settings, desk)
+
+        def connect(url: str) -> ScriptedEngine:
+            return engines[url.removeprefix("scripted://")]
+
+        desk = Desk(Router(connect), Outbox(found), format)
+        service = Service(settings, desk, connect=connect, environment=environment or {})
         app = application(service, SECRET)
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy", timeout=30)
         stack = Stack(service, found, client, format, app, engines)
@@ -173,12 +179,21 @@ async def make_stack(rendering: Rendering) -> AsyncIterator[MakeStack]:
     yield make
     for stack in stacks:
         await stack.service.settle(5)
+        await stack.service.models.close()
         await stack.client.aclose()
 
 
 @pytest.fixture
 def stack(make_stack: MakeStack) -> Stack:
     return make_stack()
+
+
+@pytest.fixture
+async def upstream(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[UpstreamServer]:
+    """Somebody's chat endpoint on a free port."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    async with serving() as server:
+        yield server
 
 
 def user(text: str) -> dict[str, Any]:

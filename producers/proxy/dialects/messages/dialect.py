@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from gyre_engine.trees.conversation import Author, Message, ToolCall, steady
-from producers.proxy.dialects.body import ignored, limit, load, model_of, text
+from producers.proxy.dialects.body import few, ignored, limit, load, model_of, text
 from producers.proxy.dialects.messages.stream import UNPARSED, MessagesStream, content, ending, error_body, status, usage
 from producers.proxy.dialects.port import Counts, Refuses, Whole
 from producers.proxy.exchange import Answer, Ask, ProxyError, malformed
@@ -154,7 +154,7 @@ def _is_servers(tool: Any) -> bool:
 def _left_out(tools: Any) -> tuple[str, ...]:
     if not isinstance(tools, list):
         return ()
-    return tuple([f"tool {str(tool['type'])[:64]} left out" for tool in tools if _is_servers(tool)])
+    return few(f"tool {str(tool['type'])[:64]} left out" for tool in tools if _is_servers(tool))
 
 
 def _choice(choice: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import orjson
 
 from gyre_engine.trees.conversation import ToolCall
+from producers.proxy.dialects.body import few
 from producers.proxy.exchange import malformed
 
 _SCHEMA_ORDER = {name: at for at, name in enumerate(("type", "description", "properties", "required"))}
@@ -69,7 +70,7 @@ def read_tools(raw: Any) -> Tools:
         tools.names[namespace, name] = told
         tools.by_name[told] = Tool(name, namespace, kind == "custom")
         tools.offered.append(_function(told, about, tool, where))
-    return Tools(tools.offered, tools.by_name, tools.names, tuple(dict.fromkeys(left_out)))
+    return Tools(tools.offered, tools.by_name, tools.names, few(left_out))
 
 
 def free_text(arguments: str) -> str:

@@ -1,0 +1,150 @@
+"""Faults that `make fuzz` found in how requests are read and admitted, each as the kind that it stands for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from gyre_engine.events.calls import Finish
+from gyre_engine.keys import mint
+from gyre_engine.sampling.scripted import Gate, Script, ScriptedEngine
+from tests.unit.proxy.conftest import SECRET, MakeStack, Stack, until, user
+from tests.unit.proxy.test_proxy_cases import scope
+from tests.unit.proxy.test_proxy_routes import nothing, receiver
+
+PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
+DEPTHS = (100, 240, 254, 255, 300, 500, 800, 900, 960, 980, 990, 1000, 1010, 1024, 1030, 5000, 100_000)
+
+
+async def post(stack: Stack, path: str, body: bytes, execution: str = "g.0.0") -> httpx.Response:
+    headers = {"authorization": f"Bearer {mint(SECRET, execution)}"}
+    return await stack.client.post(path, content=body, headers=headers)
+
+
+def is_error(dialect: str, response: httpx.Response) -> bool:
+    fields = response.json()
+    wanted = {"type", "message"} if dialect == "messages" else {"type", "message", "param", "code"}
+    return set(fields["error"]) == wanted and (dialect != "messages" or fields["type"] == "error")
+
+
+def nested(opening: bytes, closing: bytes, depth: int) -> bytes:
+    return opening * depth + b'"x"' + closing * depth
+
+
+def deep_bodies(depth: int) -> Iterator[tuple[str, bytes]]:
+    """A body with something nested `depth` times, wherever a dialect looks into a value."""
+    deep = nested(b'{"a":', b"}", depth)
+    blocks = nested(b'{"type":"tool_result","content":[', b"]}", depth)
+    document = nested(b'{"type":"document","source":{"type":"content","content":[', b"]}}", depth)
+    ask = b'{"model":"policy","messages":[{"role":"user","content":"q"}'
+    yield "chat", ask + b'],"x":' + deep + b"}"
+    yield "chat", ask + b'],"tools":[{"type":"function","function":{"name":"f","parameters":' + deep + b"}}]}"
+    yield "chat", ask + b',{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"f","arguments":' + deep + b"}}]}]}"
+    yield "messages", ask + b',{"role":"user","content":[' + blocks + b"]}]}"
+    yield "messages", ask + b',{"role":"user","content":[' + document + b"]}]}"
+    yield "messages", ask + b',{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"f","input":' + deep + b"}]}]}"
+    yield "messages", ask + b'],"tools":[{"name":"f","input_schema":' + deep + b"}]}"
+    given = b'{"model":"policy","input":[{"role":"user","content":"q"}'
+    yield "responses", given + b',{"type":"function_call","call_id":"c","name":"f","arguments":' + deep + b"}]}"
+    yield "responses", given + b',{"type":"tool_search_output","call_id":"c","tools":' + deep + b"}]}"
+    yield "responses", given + b',{"type":"local_shell_call","call_id":"c","action":' + deep + b"}]}"
+    yield "responses", given + b'],"tools":[{"type":"function","name":"f","parameters":' + deep + b"}]}"
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+async def test_nesting_is_answered_or_refused_however_deep(stack: Stack, depth: int) -> None:
+    stack.says(*["ok"] * 40)
+    for dialect, body in deep_bodies(depth):
+        for again in (body, body.replace(b'"q"', b'"q\\ud83d"')):  # the second is read by the lenient reader
+            response = await post(stack, PATHS[dialect], again)
+            assert response.status_code in (200, 400), (dialect, body[:120], response.text[:200])
+            assert response.status_code == 200 or is_error(dialect, response)
+
+
+@pytest.mark.parametrize(("dialect", "items"), [("chat", "messages"), ("messages", "messages"), ("responses", "input")])
+@pytest.mark.parametrize("piece", ["word ", "x", "<|im_end|>", "\U0001f600", "\ud83d"])
+async def test_what_no_context_can_hold_is_refused_before_all_of_it_is_encoded(
+    make_stack: MakeStack, dialect: str, items: str, piece: str
+) -> None:
+    stack = make_stack(context_limit=2048)
+    encoded: list[int] = []
+    stack.rendering.tokenizer.encode, encode = (
+        counted(stack.rendering.tokenizer.encode, encoded),
+        stack.rendering.tokenizer.encode,
+    )
+    try:
+        begin = time.process_time()
+        body = orjson.dumps({"model": "policy", items: [user("MARK")]}).replace(b"MARK", text_of(piece, 10_000_000))
+        response = await post(stack, PATHS[dialect], body)
+        took = time.process_time() - begin
+    finally:
+        stack.rendering.tokenizer.encode = encode  # type: ignore[method-assign]
+    assert response.status_code == 400 and is_error(dialect, response)
+    assert sum(encoded) <= 4 * 65536 and took < 5, (sum(encoded), took)
+    assert not stack.calls() and not stack.sent()
+
+
+def text_of(piece: str, size: int) -> bytes:
+    written = piece.encode("utf-8") if piece != "\ud83d" else b"\\ud83d"
+    return written * (size // len(written))
+
+
+def counted(encode: Any, seen: list[int]) -> Any:
+    def counting(text: str, *rest: Any, **more: Any) -> list[int]:
+        seen.append(len(text))
+        found: list[int] = encode(text, *rest, **more)
+        return found
+
+    return counting
+
+
+async def test_the_size_that_is_told_of_what_is_far_too_long_is_about_its_size(make_stack: MakeStack) -> None:
+    stack = make_stack(context_limit=1000)
+    response = await post(stack, PATHS["messages"], orjson.dumps({"model": "policy", "messages": [user("ab " * 100_000)]}))
+    told = int(response.json()["error"]["message"].split()[4])
+    assert told == pytest.approx(len(stack.rendering.tokenizer.encode("ab " * 100_000)), rel=0.05)
+    count = await post(stack, "/v1/messages/count_tokens", orjson.dumps({"model": "policy", "messages": [user("ab " * 100_000)]}))
+    assert count.status_code == 200 and count.json()["input_tokens"] == told
+
+
+@pytest.mark.parametrize("at", ["/v1/chat/completions/", "/v1/messages/", "/v1/responses/", "/v1/models/", "/healthz/"])
+async def test_a_path_with_a_slash_too_many_is_refused_and_not_sent_elsewhere(stack: Stack, at: str) -> None:
+    response = await post(stack, at, b"{}")
+    assert response.status_code == 404 and is_error("messages" if "messages" in at else "chat", response)
+
+
+@pytest.mark.parametrize(("dialect", "items"), [("messages", "messages"), ("responses", "input")])
+async def test_a_record_names_few_of_many_ignored_things(stack: Stack, dialect: str, items: str) -> None:
+    stack.says("ok")
+    tools = [{"type": f"server_{at}"} for at in range(50_000)]
+    response = await post(stack, PATHS[dialect], orjson.dumps({"model": "policy", items: [user("q")], "tools": tools}))
+    assert response.status_code == 200, response.text
+    [record] = stack.calls()
+    assert len(record.notes) <= 20 and record.notes[-1] == "and 49984 more"
+
+
+async def test_who_asks_again_right_after_going_away_gets_an_answer_and_not_the_end_of_the_first_call(
+    make_stack: MakeStack,
+) -> None:
+    gate, stack = Gate(), make_stack(cells=False)
+    ids = (*stack.rendering.tokenizer.encode("abc"), stack.rendering.stop_ids[0])
+    engine = stack.cell("a", engine=ScriptedEngine(lambda _: Script(ids, piece=1), gate=gate))
+    body, gone = orjson.dumps({"model": "policy", "messages": [user("q")]}), asyncio.Event()
+    first = asyncio.ensure_future(stack.app(scope("g.0.0", body), receiver(body, gone), nothing))
+    await until(lambda: len(engine.requests) == 1)
+    gone.set()
+    [call] = stack.service.open["g.0.0"]
+    await until(call.cancel.is_set)
+    second = asyncio.ensure_future(post(stack, PATHS["chat"], body))
+    await until(lambda: len(engine.requests) == 2)
+    await gate.open()
+    response = await second
+    await first
+    assert response.status_code == 200 and response.json()["choices"][0]["message"]["content"] == "abc"
+    assert [record.finish for record in stack.calls()] == [Finish.CANCELLED, Finish.STOP]
