@@ -2,6 +2,7 @@
 SHELL := /bin/sh
 SEED ?= 0
 ENGINE ?= native
+COUNT ?= 100000
 PYTHON ?= python3
 TOOLS := .tools
 # uv from PATH, else from PyPI into a folder of this checkout.
@@ -12,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example test test-all bench lint clean install-sglang install-harnesses
+.PHONY: help install quickstart example test test-all bench fuzz lint clean install-sglang install-harnesses
 
 help:  ## List the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -62,6 +63,9 @@ test-all: install install-sglang install-harnesses  ## The slow legs: kills, rea
 bench: install  ## A benchmark (NAME=log|proxy|...); its last line is one JSON object
 	@test -f tests/bench/bench_$(NAME).py || { echo "make: no benchmark '$(NAME)'; there is: $$(ls tests/bench | sed -n 's/^bench_\(.*\)\.py/\1/p' | xargs)"; exit 1; }
 	@$(BIN)/python -m tests.bench.bench_$(NAME)
+
+fuzz: install  ## Fuzzed requests at the proxy on real Kafka (SEED=n, COUNT=100000; <= 18 minutes); its last line is one JSON object
+	@SEED=$(SEED) COUNT=$(COUNT) $(BIN)/python -m tests.fuzz.fuzz_proxy
 
 clean:  ## Remove environments, runs and caches of this folder
 	@rm -rf .venv .tools .gyre infra/sglang/.venv infra/harnesses/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
