@@ -79,3 +79,29 @@ async def test_an_engine_that_does_not_answer_an_abort_is_waited_for_no_longer_t
     step: asyncio.Future[Chunk | None] = asyncio.get_running_loop().create_future()
     await generation._abort(Lease("a", "g.0.0", Deaf([])), "r", step)
     assert step.cancelled()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("sampled", "means"),
+    [
+        ("\\ud83d", "\ufffd"),
+        ("a\\uDE00b", "a\ufffdb"),
+        ("\\ud83d\\ud83d\\ude00", "\ufffd\U0001f600"),
+        ("\\ud83d\\ude00", "\U0001f600"),
+        ("\\\\ud83d", "\\ud83d"),
+        ("\\\\\\ud83d\\n", "\\\ufffd\n"),
+    ],
+)
+async def test_half_a_character_in_a_tools_input_leaves_the_body_readable_to_strict_clients(
+    make_stack: MakeStack, sampled: str, means: str, stream: bool
+) -> None:
+    stack = make_stack()
+    stack.says('<tool_call>\n{"name": "f", "arguments": {"a": "' + sampled + '"}}\n</tool_call>')
+    response = await post(stack, PATHS["messages"], asked("messages", stream))
+    if stream:
+        events = [orjson.loads(line[6:]) for line in response.content.split(b"\n") if line.startswith(b"data: ")]
+        [given] = [orjson.loads(event["delta"]["partial_json"]) for event in events if "partial_json" in event.get("delta", {})]
+    else:
+        [given] = [block["input"] for block in orjson.loads(response.content)["content"] if block["type"] == "tool_use"]
+    assert given == {"a": means}

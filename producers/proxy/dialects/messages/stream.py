@@ -7,6 +7,7 @@ Blocks follow each other: a delta goes to the open block of its kind, or closes 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import orjson
@@ -18,6 +19,9 @@ from producers.proxy.exchange import Answer, Ask, Channel, Piece, ProxyError, Us
 SIGNATURE = "gyre"
 """Stands where the API signs its thinking; some clients drop thinking without one."""
 UNPARSED = "__unparsedToolInput"
+
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+"""An escape in JSON; its group holds where it spells half a character."""
 
 _STOP = {
     Finish.STOP: "end_turn",
@@ -47,8 +51,13 @@ def content(found: Answer) -> list[dict[str, Any]]:
 
 
 def written(call: ToolCall) -> str:
-    """A tool call's input as JSON of an object: as it was sampled, or wrapped where that is none."""
-    return call.arguments if _is_object(call.arguments) else json.dumps({UNPARSED: {"raw": call.arguments}}, ensure_ascii=False)
+    """A tool call's input as JSON of an object: as it was sampled, or wrapped where that is none.
+
+    An escape of half a character becomes U+FFFD: it would make the whole body unreadable to strict clients.
+    """
+    if not _is_object(call.arguments):
+        return json.dumps({UNPARSED: {"raw": call.arguments}}, ensure_ascii=False)
+    return _ESCAPE.sub(lambda found: "\ufffd" if found[1] else found[0], call.arguments)
 
 
 def ending(found: Answer) -> dict[str, Any]:
