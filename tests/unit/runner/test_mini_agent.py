@@ -158,7 +158,7 @@ def test_its_tool_results_are_read_and_other_output_is_not() -> None:
 
 
 def test_harness_errors_name_the_remedy() -> None:
-    with pytest.raises(HarnessError, match=r"no harness 'codexx'.*mini, mini-swe-agent, command"):
+    with pytest.raises(HarnessError, match=r"no harness 'codexx'.*mini, mini-swe-agent, .*codex, .*command"):
         find_harness(HarnessSettings(name="codexx"))
     with pytest.raises(HarnessError, match=r"no tool 'read'.*write, bash"):
         find_harness(HarnessSettings(tools=("read",)))
