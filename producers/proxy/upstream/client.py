@@ -66,7 +66,7 @@ class UpstreamClient:
     def said(self, delivered: Delivered) -> Said:
         """The answer in what came back. Raises ProxyError where it is none."""
         if delivered.status != 200:
-            raise refusal(self.host, delivered.status, delivered.headers, self._without_key(delivered.body))
+            raise refusal(self.host, delivered.status, delivered.headers, delivered.body, key=self._key)
         try:
             return read(delivered.body)
         except Unreadable as error:
@@ -84,9 +84,6 @@ class UpstreamClient:
             if size > LARGEST:
                 raise unusable(self.host, f"it is larger than {LARGEST} bytes")
         return b"".join(chunks)
-
-    def _without_key(self, body: bytes) -> bytes:
-        return body.replace(self._key.encode(), b"***") if self._key else body
 
 
 def _key(name: str, environment: Mapping[str, str]) -> str:

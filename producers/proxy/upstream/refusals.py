@@ -25,9 +25,10 @@ LONGEST_WAIT_S = 3600
 _CONTEXT = re.compile(r"maximum context length is (\d+) tokens.*?(?:resulted in|requested) (\d+) tokens", re.DOTALL)
 
 
-def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> ProxyError:
-    """An answer whose status is not 200. headers: names in lower case."""
+def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes, *, key: str = "") -> ProxyError:
+    """An answer whose status is not 200. headers: names in lower case; key: is shown to nobody, should the upstream repeat it."""
     words, code = _words(body)
+    words = (words.replace(key, "***") if key else words)[:SHOWN]
     after = retry_after(headers.get("retry-after", ""), now_us() / 1e6)
     if status == 429:
         text = f"the upstream {host} takes no more for now: {words}"
@@ -78,7 +79,7 @@ def _words(body: bytes) -> tuple[str, str]:
     try:
         fields: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return body[:SHOWN].decode("utf-8", "replace").strip() or "it does not say why", ""
+        return body.decode("utf-8", "replace").strip() or "it does not say why", ""
     error = fields.get("error", fields) if isinstance(fields, dict) else fields
     message, code = (error.get("message"), error.get("code")) if isinstance(error, dict) else (error, "")
-    return (message if isinstance(message, str) else orjson.dumps(error).decode())[:SHOWN], str(code or "")
+    return (message if isinstance(message, str) else orjson.dumps(error).decode()), str(code or "")

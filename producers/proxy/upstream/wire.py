@@ -69,7 +69,7 @@ def read(body: bytes) -> Said:
     if not isinstance(message, dict):
         raise Unreadable("it has no choices[0].message")
     reasoning = _text(message.get("reasoning_content") or message.get("reasoning"))
-    calls = tuple(_asked(call) for call in message.get("tool_calls") or ())
+    calls = tuple(_asked(call) for call in _list(message.get("tool_calls")))
     finish = _FINISH.get(str(choice.get("finish_reason")), Finish.TOOL_CALLS if calls else Finish.STOP)
     return Said(Parsed(_text(message.get("content")), reasoning, calls), finish, _usage(_dict(_dict(fields).get("usage"))))
 
@@ -101,9 +101,13 @@ def _count(value: Any) -> int:
 
 
 def _first(value: Any) -> dict[str, Any]:
-    if not isinstance(value, list) or not value:
+    if not _list(value):
         raise Unreadable("it has no choices")
     return _dict(value[0])
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _dict(value: Any) -> dict[str, Any]:

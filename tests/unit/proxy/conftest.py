@@ -18,7 +18,9 @@ from gyre_engine.events.calls import ModelCall
 from gyre_engine.events.cells import CellRole, CellStarted
 from gyre_engine.keys import internal_token, mint
 from gyre_engine.log.memory import MemoryLog
+from gyre_engine.sampling.port import InferenceEngine
 from gyre_engine.sampling.scripted import Script, ScriptedEngine
+from gyre_engine.sampling.sglang import SGLangEngine
 from gyre_engine.trees.path import Paths, Stretch
 from producers.proxy.app import application
 from producers.proxy.call import Desk
@@ -163,7 +165,9 @@ async def make_stack(rendering: Rendering) -> AsyncIterator[MakeStack]:
         found = log or MemoryLog()
         engines: dict[str, ScriptedEngine] = {}
 
-        def connect(url: str) -> ScriptedEngine:
+        def connect(url: str) -> InferenceEngine:
+            if url.startswith("http"):
+                return SGLangEngine(url)
             return engines[url.removeprefix("scripted://")]
 
         desk = Desk(Router(connect), Outbox(found), format)

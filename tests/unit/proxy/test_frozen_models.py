@@ -14,8 +14,10 @@ from gyre_engine.events.executions import Dispatched
 from gyre_engine.sampling.scripted import Script, ScriptedEngine
 from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
+from producers.cells.engine_server import engine_app
 from producers.proxy.settings import POLICY, Frozen
 from tests.unit.proxy.conftest import BASH, MakeStack, Stack, tool, tool_call, until, user
+from tests.unit.proxy.upstream_server import hosted
 
 
 @pytest.fixture
@@ -74,6 +76,19 @@ async def test_a_frozen_engine_that_is_away_ends_in_a_retryable_error(make_stack
     await engine.pause(abort=True)
     response = await stack.chat([user("q")], model="critic")
     assert response.status_code == 503 and response.json()["error"]["code"] == "no_engine_answered"
+
+
+async def test_a_frozen_engine_is_asked_by_ids_over_sglangs_interface(make_stack: MakeStack) -> None:
+    """A real HTTP server of an engine; its name for its weights becomes the version of the record's span."""
+    engine = ScriptedEngine(lambda _: stack.scripts.pop(0), version="step-7")
+    async with hosted(engine_app(engine)) as url:
+        stack = make_stack(models={"critic": Frozen("critic", url)}, cells=False)
+        stack.says("theirs")
+        assert (await stack.say([user("q")], model="critic"))["content"] == "theirs"
+        await stack.service.models.close()
+    [record] = stack.calls()
+    assert [list(request.input_ids) for request in engine.requests] == stack.prompts()
+    assert [(span.version, span.cell) for span in record.weight_spans] == [(7, "frozen-critic")]
 
 
 async def test_two_names_are_two_questions(two: Stack) -> None:

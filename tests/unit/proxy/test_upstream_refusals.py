@@ -145,6 +145,8 @@ async def test_an_error_in_a_stream_that_has_begun_ends_it(make_stack: MakeStack
         b"[]",
         b'{"choices": []}',
         b'{"choices": [{}]}',
+        b'{"choices": 3}',
+        b'{"choices": [{"message": "a"}]}',
         b'{"choices": [{"message": {"content": "a", "tool_calls": [{"id": "x"}]}}]}',
     ],
 )
@@ -197,3 +199,10 @@ def test_the_time_until_asking_again_is_in_seconds_or_a_date(value: str, seconds
 def test_without_a_time_the_proxy_names_one_for_failures_alone() -> None:
     found: list[ProxyError] = [refusal("h", status, {}, b"{}") for status in (429, 500)]
     assert [problem.retry_after for problem in found] == [None, 5]
+
+
+def test_an_upstream_that_repeats_the_key_shows_it_to_nobody() -> None:
+    """JSON may write a slash as `\\/`; of a long text only the beginning is shown, which might end inside the key."""
+    bodies = [rb'{"error": {"message": "bad sk\/1"}}', b'{"error": "bad sk/1"}', b"bad sk/1", b"x" * 498 + b"sk/1"]
+    shown = [refusal("h", 422, {}, body, key="sk/1").message.rpartition(": ")[2] for body in bodies]
+    assert shown == ["bad ***", "bad ***", "bad ***", "x" * 498 + "**"]

@@ -72,18 +72,27 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[UpstreamServer]:
-    """A server that answers at once; clear `release` to let it wait."""
+async def hosted(app: Starlette) -> AsyncIterator[str]:
+    """An application on a free port; its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    made = UpstreamServer(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
-    made.release.set()
-    app = Starlette(routes=[Route("/v1/chat/completions", made.endpoint, methods=["POST"])])
     server = _Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=2))
     running = asyncio.ensure_future(server.serve([listener]))
     try:
-        yield made
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        made.release.set()
         server.should_exit = True
         await running
         listener.close()
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[UpstreamServer]:
+    """A server that answers at once; clear `release` to let it wait."""
+    made = UpstreamServer("")
+    made.release.set()
+    async with hosted(Starlette(routes=[Route("/v1/chat/completions", made.endpoint, methods=["POST"])])) as url:
+        made.url = f"{url}/v1"
+        try:
+            yield made
+        finally:
+            made.release.set()
