@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_engine.events.calls import Continuity
@@ -272,6 +272,7 @@ ITEMS: list[dict[str, Any]] = [
 items = st.lists(st.sampled_from(ITEMS), min_size=1, max_size=6)
 
 
+@settings(deadline=None)
 @given(
     common=items, before=items, after=items, marks=st.sets(st.integers(0, 12)), cch=st.integers(0, 1), other_tools=st.booleans()
 )

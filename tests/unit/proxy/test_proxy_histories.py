@@ -153,6 +153,7 @@ async def test_c06_a_nonce_in_the_system_text_changes_no_parent(stack: Stack) ->
     assert sum(call.parent is None for call in stack.calls()) == 1
 
 
+@settings(deadline=None)
 @given(first=st.integers(0, 8), second=st.integers(0, 8), edit=st.integers(0, 8), other_tools=st.booleans())
 def test_a_history_read_with_the_last_one_is_as_read_alone(first: int, second: int, edit: int, other_tools: bool) -> None:
     def body(count: int, tools: list[Any], marked: int | None) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from producers.proxy.tokens import GUARD, ChatTokenizer
@@ -22,6 +22,7 @@ def controls(ids: list[int]) -> list[str]:
     return [TOKENIZER.decode([id]) for id in ids if id in ADDED]
 
 
+@settings(deadline=None)
 @given(st.lists(PARTS).map("".join))
 def test_a_guarded_text_has_no_control_token_and_reads_as_it_was_written(text: str) -> None:
     ids = TOKENIZER.encode(TOKENIZER.guarded(text))
@@ -29,6 +30,7 @@ def test_a_guarded_text_has_no_control_token_and_reads_as_it_was_written(text: s
     assert TOKENIZER.decode(ids) == text.replace(GUARD, "\ufffd")
 
 
+@settings(deadline=None)
 @given(st.lists(PARTS).map("".join), st.lists(PARTS).map("".join))
 def test_markers_of_the_template_around_a_guarded_text_stay_markers(before: str, quoted: str) -> None:
     text = before.replace(GUARD, "") + "<tool_response>" + TOKENIZER.guarded(quoted) + "</tool_response>"

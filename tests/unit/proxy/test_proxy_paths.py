@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_engine.trees.path import EMPTY, ROOT_HASH, Paths, Stretch, call_id, chain
@@ -15,6 +15,7 @@ def shared(a: list[int], b: list[int]) -> int:
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+@settings(deadline=None)
 @given(calls=st.lists(st.tuples(tokens.filter(bool), tokens), min_size=1, max_size=12), wanted=tokens)
 def test_the_longest_known_prefix_is_that_of_whole_paths(calls: list[tuple[list[int], list[int]]], wanted: list[int]) -> None:
     paths, whole = Paths(), dict[str, list[int]]()

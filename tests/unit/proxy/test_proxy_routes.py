@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_engine.events import Event
@@ -74,6 +74,7 @@ def test_a_report_of_an_earlier_incarnation_counts_for_nothing() -> None:
     assert "b" not in names(observe(routes, CellHealth(cell="b", incarnation="b-2", healthy=False)))
 
 
+@settings(deadline=None)
 @given(
     st.permutations(
         [

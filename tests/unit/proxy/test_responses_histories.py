@@ -153,6 +153,7 @@ SCHEMA = {
 }
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_the_order_of_keys_changes_nothing(seed: int) -> None:
     body = {
@@ -347,6 +348,7 @@ ITEMS = [
 bodies = st.lists(st.sampled_from(ITEMS), min_size=1, max_size=9)
 
 
+@settings(deadline=None)
 @given(
     before=bodies,
     after=bodies,
