@@ -27,8 +27,10 @@ class View:
     water: WaterLevelChanged | None = None
     ledger: Ledger = field(default_factory=Ledger)
     backlog: Backlog = field(default_factory=Backlog)
-    places: dict[int, int] = field(default_factory=dict)
-    """Number of a training group -> its places that were dispatched, a bit each."""
+    dispatched: int = 0
+    """Places of training groups that were dispatched."""
+    _places: dict[int, int] = field(default_factory=dict)
+    """Number of a training group -> the same, a bit each."""
 
     def see(self, record: Recorded) -> None:
         """Take one record into account."""
@@ -38,7 +40,7 @@ class View:
             case GroupAdmitted() as event:
                 self.backlog.see(event)
             case Dispatched(evaluation=None) as event:
-                self.places[event.group_number] = self.places.get(event.group_number, 0) | 1 << event.index
+                self._dispatched(event)
             case _ if record.topic == "training":
                 self._ledger(record)
             case event:
@@ -75,4 +77,10 @@ class View:
     def _due(self) -> int:
         """Executions that the last boundary allows and that nobody has dispatched yet: soon they will be out there."""
         allowed = self.plan.dispatched_at(self.ledger.step) * self.group_size
-        return max(0, allowed - sum(places.bit_count() for places in self.places.values()))
+        return max(0, allowed - self.dispatched)
+
+    def _dispatched(self, event: Dispatched) -> None:
+        """A place counts once, however many attempts are made at it."""
+        known = self._places.get(event.group_number, 0)
+        self._places[event.group_number] = known | 1 << event.index
+        self.dispatched += not known >> event.index & 1

@@ -201,7 +201,7 @@ class Consumer(ABC):
             follower.commit()
             self._commit_at = now + self.reading.commit_seconds
         if now >= self._measure_at:
-            self._measure(follower, running=True)
+            self._tell(lag=follower.lag(), dead_lettered=follower.dead_lettered)
             self._measure_at = now + self.reading.lag_seconds
         self._away_since = None
 
@@ -238,16 +238,19 @@ class Consumer(ABC):
             raise HandlingFailed(f"{self.name} could not handle {which}: {type(error).__name__}: {error}") from error
 
     def _close(self, follower: Follower) -> None:
+        """A stop asks the log for nothing more than to keep the positions."""
         try:
             if self.group() is not None and self.settled():
                 follower.commit(self._handled)
-            self._measure(follower, running=False)
-            self.shut()
         finally:
-            follower.close()
+            self._tell(running=False, dead_lettered=follower.dead_lettered)
+            try:
+                self.shut()
+            finally:
+                follower.close()
 
-    def _measure(self, follower: Follower, *, running: bool) -> None:
-        self._update(running=running, lag=follower.lag(), dead_lettered=follower.dead_lettered)
+    def _tell(self, **changes: Any) -> None:
+        self._update(**changes)
         if self._report is not None:
             self._report(self._health)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
@@ -27,13 +28,9 @@ def read_raw(places: Places, start: Offsets, limits: Ends) -> Iterator[Raw]:
     left = _unread(start, limits)
     if not left:
         return
-    consumer = new_consumer(places, "readers", _WAIT_MS)
-    warm(consumer, places.settings.request_timeout_s)
-    try:
+    with _reading(places) as consumer:
         consumer.assign([_at(places, place, start) for place in left])
         yield from _until(places, consumer, left)
-    finally:
-        consumer.close()
 
 
 def read_topic(places: Places, intake: Intake, start: Offsets, limits: Ends) -> Iterator[Recorded]:
@@ -41,15 +38,21 @@ def read_topic(places: Places, intake: Intake, start: Offsets, limits: Ends) -> 
     left = _unread(start, limits)
     if not left:
         return
-    consumer = new_consumer(places, "readers", _WAIT_MS)
-    warm(consumer, places.settings.request_timeout_s)
-    try:
+    with _reading(places) as consumer:
         for place, end in left.items():
             consumer.assign([_at(places, place, start)])
             for raw in _until(places, consumer, {place: end}):
                 event = intake.take(raw)
                 if event is not None:
                     yield event
+
+
+@contextmanager
+def _reading(places: Places) -> Iterator[Consumer]:
+    consumer = new_consumer(places, "readers", _WAIT_MS)
+    warm(consumer, places.settings.request_timeout_s)
+    try:
+        yield consumer
     finally:
         consumer.close()
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 
 from gyre_engine.log.consumer import Health, Report
 
+logger = logging.getLogger(__name__)
+
 
 def reporter(folder: Path, process: str) -> Report:
-    """Writes each report over the one before, whole or not at all."""
+    """Writes each report over the one before, whole or not at all. A full disk ends no consumer."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{process}.json"
 
     def write(health: Health) -> None:
         fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(health.as_fields()), encoding="utf-8")
-        os.replace(fresh, path)
+        try:
+            fresh.write_text(json.dumps(health.as_fields()), encoding="utf-8")
+            os.replace(fresh, path)
+        except OSError as error:
+            logger.warning("%s cannot say how it is doing: %s", process, error)
 
     return write
 

@@ -39,7 +39,6 @@ class Execution:
     thinks_at: dict[str, int] = field(default_factory=dict)
     """Where the first thinking stands on a call's path, of calls that have any."""
     unanswered_tools: set[str] = field(default_factory=set)
-    closing: bool = False
 
     def learn(self, call: ModelCall, wire_ids: Sequence[str]) -> None:
         """Take up a record that the log has acknowledged."""

@@ -227,7 +227,6 @@ class Service:
                 self.desk.outbox.tell(event, event_id)
 
     async def _close(self, execution: Execution) -> Closed:
-        execution.closing = True
         calls = [call for call in self.open[execution.id] if call.task is not None]
         for call in calls:
             call.cancel.set()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
 
+from gyre_engine.trees.conversation import Message
 from producers.proxy.exchange import malformed
+from producers.proxy.histories import Reader
 
 NOTED = 16
 """How many ignored things a record names."""
@@ -22,8 +24,25 @@ def load(body: bytes) -> dict[str, Any]:
         fields = _mended(body, error)
     if not isinstance(fields, dict):
         raise malformed(f"the body must be a JSON object, not {type(fields).__name__}")
-    _require_flat(fields)
     return fields
+
+
+def require_flat(value: Any, where: str) -> None:
+    """What is nested deeper than can be written again is refused before anybody recurses into it. Raises ProxyError (400)."""
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise malformed(f"{where} cannot be taken, for it is nested too deeply: {error}", where) from error
+
+
+def flat(read: Reader, where: str) -> Reader:
+    """`read`, which is given flat items alone. Only what is new is looked at."""
+
+    def checked(raw: Sequence[Any], start: int) -> Iterable[tuple[Message, int]]:
+        require_flat(raw[start:], where)
+        return read(raw, start)
+
+    return checked
 
 
 def few(notes: Iterable[str]) -> tuple[str, ...]:
@@ -73,14 +92,6 @@ def _mended(body: bytes, error: Exception) -> Any:
         return _whole(json.loads(body, parse_int=_number, parse_constant=_no_json))
     except (ValueError, RecursionError):
         raise malformed(f"the body is not valid JSON: {error}") from error
-
-
-def _require_flat(fields: dict[str, Any]) -> None:
-    """What is nested deeper than can be written again is refused before anybody recurses into it."""
-    try:
-        orjson.dumps(fields)
-    except orjson.JSONEncodeError as error:
-        raise malformed(f"the body cannot be taken, for it is nested too deeply: {error}") from error
 
 
 def _number(digits: str) -> int | float:

@@ -13,7 +13,7 @@ import orjson
 
 from gyre_engine.events.calls import Finish
 from gyre_engine.trees.conversation import Author, Message, ToolCall
-from producers.proxy.dialects.body import ignored, limit, load, model_of, text
+from producers.proxy.dialects.body import flat, ignored, limit, load, model_of, require_flat, text
 from producers.proxy.dialects.openai import error_body, model_list, refusal
 from producers.proxy.dialects.port import Counts, Refuses, Whole
 from producers.proxy.exchange import Answer, Ask, Channel, Piece, ProxyError, Usage, malformed
@@ -55,7 +55,12 @@ class Chat:
             dialect=self.name,
             model=model,
             history=read_history(
-                raw_tools, lambda: Head(raw_tools, _tools(raw_tools)), messages, one_by_one(_message), last, len(body)
+                raw_tools,
+                lambda: Head(raw_tools, _tools(raw_tools)),
+                messages,
+                flat(one_by_one(_message), "messages"),
+                last,
+                len(body),
             ),
             max_tokens=limit(fields, "max_completion_tokens", "max_tokens"),
             stream=bool(fields.get("stream")),
@@ -136,6 +141,7 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
         return []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise malformed("tools must be a list of objects", "tools")
+    require_flat(tools, "tools")
     for index, tool in enumerate(tools):
         function = tool.get("function")
         if tool.get("type", "function") != "function" or not isinstance(function, dict) or not function.get("name"):

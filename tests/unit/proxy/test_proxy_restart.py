@@ -141,7 +141,7 @@ async def test_closing_waits_for_the_records_of_aborted_calls(make_stack: MakeSt
     answer = asyncio.ensure_future(stack.chat([user("q")]))
     await until(lambda: any(c.sampled.ids for c in stack.service.open["g.0.0"]))
     closing = asyncio.ensure_future(stack.internal("POST", "/internal/executions/g.0.0/close"))
-    await until(lambda: stack.service.executions["g.0.0"].closing)
+    await until(lambda: all(call.cancel.is_set() for call in stack.service.open["g.0.0"]))
     store.release()
     assert (await closing).json()["calls"] == 2 and (await answer).status_code == 200
     *_, last = stack.events()

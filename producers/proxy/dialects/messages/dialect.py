@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from gyre_engine.trees.conversation import Author, Message, ToolCall, steady
-from producers.proxy.dialects.body import few, ignored, limit, load, model_of, text
+from producers.proxy.dialects.body import few, flat, ignored, limit, load, model_of, require_flat, text
 from producers.proxy.dialects.messages.stream import UNPARSED, MessagesStream, content, ending, error_body, status, usage
 from producers.proxy.dialects.port import Counts, Refuses, Whole
 from producers.proxy.exchange import Answer, Ask, ProxyError, malformed
@@ -57,7 +57,7 @@ class Messages:
         return Ask(
             dialect=self.name,
             model=model,
-            history=read_history([system, tools], lambda: _head(system, tools), items, _read, last, len(body)),
+            history=read_history([system, tools], lambda: _head(system, tools), items, flat(_read, "messages"), last, len(body)),
             max_tokens=limit(fields, "max_tokens"),
             stream=bool(fields.get("stream")),
             notes=(*ignored(fields, _IGNORED), *_choice(fields.get("tool_choice")), *_left_out(tools)),
@@ -134,6 +134,7 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
         return []
     if not isinstance(tools, list):
         raise malformed("tools: must be a list", "tools")
+    require_flat(tools, "tools")
     return [_tool(tool, f"tools.{at}") for at, tool in enumerate(tools) if not _is_servers(tool)]
 
 

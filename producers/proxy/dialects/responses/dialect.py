@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from gyre_engine.trees.conversation import Author, Message
-from producers.proxy.dialects.body import ignored, limit, load, model_of
+from producers.proxy.dialects.body import few, flat, ignored, limit, load, model_of, require_flat
 from producers.proxy.dialects.openai import model_list, refusal
 from producers.proxy.dialects.port import Counts, Refuses, Whole
 from producers.proxy.dialects.responses.input import reader
@@ -26,8 +26,6 @@ from producers.proxy.exchange import Answer, Ask, ProxyError, malformed
 from producers.proxy.histories import Head, History, read_history
 
 _READ = frozenset({"model", "input", "instructions", "tools", "stream", "max_output_tokens", "parallel_tool_calls", "store"})
-_NOTED = 16
-"""How many ignored fields a record names."""
 _SHOWN = 60
 """Characters of a note."""
 
@@ -64,7 +62,7 @@ class Responses:
         return Ask(
             dialect=self.name,
             model=model,
-            history=read_history(head.raw, lambda: head, raw, reader(head.named), last, len(body)),
+            history=read_history(head.raw, lambda: head, raw, flat(reader(head.named), "input"), last, len(body)),
             max_tokens=limit(fields, "max_output_tokens"),
             stream=bool(fields.get("stream")),
             notes=(*head.named.notes, *_notes(fields)),
@@ -118,6 +116,7 @@ def _head(fields: dict[str, Any], last: History | None) -> _Head:
     raw = ("responses", instructions, tools)
     if last is not None and isinstance(last.head, _Head) and last.head.raw == raw:
         return last.head
+    require_flat(tools, "tools")
     named = read_tools(tools)
     messages = (Message(Author.SYSTEM, instructions),) if instructions else ()
     return _Head(raw, named.offered, messages, named)
@@ -126,7 +125,7 @@ def _head(fields: dict[str, Any], last: History | None) -> _Head:
 def _notes(fields: dict[str, Any]) -> tuple[str, ...]:
     """What is ignored, by name."""
     unread = tuple(sorted(name for name in fields if name not in _READ))
-    notes = [note[:_SHOWN] for note in ignored(fields, unread)[:_NOTED]]
+    notes = list(few(note[:_SHOWN] for note in ignored(fields, unread)))
     if fields.get("parallel_tool_calls") is False:
         notes.append("parallel_tool_calls ignored")
     if fields.get("store"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
@@ -135,7 +135,7 @@ def _function(told: str, about: str, tool: dict[str, Any], where: str) -> dict[s
     if whole := "\n\n".join(text for text in texts if text):
         found["description"] = whole
     if parameters is not None:
-        found["parameters"] = _ordered(parameters, where)
+        found["parameters"] = _sorted(parameters)
     return {"type": "function", "function": found}
 
 
@@ -144,15 +144,8 @@ def _grammar(form: Any) -> str:
     return f"The input follows this {form.get('syntax')} grammar:\n{definition}" if isinstance(definition, str) else ""
 
 
-def _ordered(schema: dict[str, Any], where: str) -> dict[str, Any]:
-    """A schema whose text does not depend on the order of keys, which some clients shuffle. Raises ProxyError (400)."""
-    try:
-        return cast(dict[str, Any], _sorted(schema))
-    except RecursionError:
-        raise malformed(f"{where}.parameters is nested too deeply", f"{where}.parameters") from None
-
-
 def _sorted(value: Any) -> Any:
+    """A schema whose text does not depend on the order of keys, which some clients shuffle."""
     if isinstance(value, list):
         return [_sorted(item) for item in value]
     if not isinstance(value, dict):
