@@ -36,8 +36,8 @@ from producers.proxy.exchange import Ask
 from producers.proxy.execution import Execution, prompt_for
 from producers.proxy.histories import Head, History
 from producers.proxy.rendering import Rendering
+from tests.bench.agents import REPLY, TOOLS, make_model_folder, words
 from tests.bench.bench_log import WORKER, consumed, replayed, working
-from tests.bench.bench_proxy import REPLY, TOOLS, make_model_folder, words
 
 CALLS, BRANCHES, TOKENS = 1_000, 12, 700_000
 REPEATS = 3

@@ -39,7 +39,8 @@ from gyre_engine.log.topics import ensure_topics
 from infra.broker.broker import Broker, BrokerSettings
 from producers.proxy.process import run as serve
 from producers.proxy.settings import ProxySettings
-from tests.bench.bench_proxy import answers, free_port, make_model_folder
+from tests.bench.agents import make_model_folder
+from tests.bench.bench_proxy import answers, free_port
 from tests.fuzz.answers import call_of, heard, verdict
 from tests.fuzz.cases import Case, cases, headers, huge_cases
 from tests.fuzz.conversations import PATHS, new_talk

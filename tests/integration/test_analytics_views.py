@@ -65,66 +65,34 @@ def two_cells(log):
     log.append(ProbeGap(cell="cell-1", version=1, tokens=64, gap_max=2e-6, gap_mean=1e-7), at=at(35))
 
 
+METRICS = {
+    "targets": 400.0,
+    "drift_0_tokens": 300.0, "drift_0_ratio_mean": 1.0, "drift_0_ratio_max": 1.5, "drift_0_gap_mean": 0.01,
+    "drift_1_tokens": 100.0, "drift_1_ratio_mean": 0.9, "drift_1_ratio_max": 3.0, "drift_1_gap_mean": 0.2,
+}  # fmt: skip
+
+
+def sealed(cell, tokens, micro_steps):
+    return Sealed(
+        cell=cell, member_epoch=1, step=1, attempt=1, micro_steps=micro_steps, buffer_hash="b", descriptor=b"", tokens=tokens,
+        packed_tokens=2 * tokens, took_us=SECOND,
+    )  # fmt: skip
+
+
 def one_step(log):
     """Step 1 opens at 12 s and commits at 15.5 s: 3.5 s; two members, 300 + 100 tokens."""
-    log.append(
-        StepOpened(
-            core_epoch=1,
-            step=1,
-            attempt=1,
-            weights_hash="h0",
-            groups=("g0", "g1"),
-            scores=("s",),
-            micro_steps=("m0", "m1", "m2"),
-            executions=8,
-            divisor=1,
-            staleness_max=1,
-            staleness_mean=0.25,
-        ),
-        at=at(12),
-    )
-    for cell, tokens, micro_steps in (("cell-0", 300, ("m0", "m2")), ("cell-1", 100, ("m1",))):
-        log.append(
-            Sealed(
-                cell=cell,
-                member_epoch=1,
-                step=1,
-                attempt=1,
-                micro_steps=micro_steps,
-                buffer_hash="b",
-                descriptor=b"",
-                tokens=tokens,
-                packed_tokens=2 * tokens,
-                took_us=SECOND,
-            ),
-            at=at(15),
-        )
-    metrics = {
-        "targets": 400.0,
-        "drift_0_tokens": 300.0,
-        "drift_0_ratio_mean": 1.0,
-        "drift_0_ratio_max": 1.5,
-        "drift_0_gap_mean": 0.01,
-        "drift_1_tokens": 100.0,
-        "drift_1_ratio_mean": 0.9,
-        "drift_1_ratio_max": 3.0,
-        "drift_1_gap_mean": 0.2,
-    }
-    log.append(
-        StepCommitted(
-            core_epoch=1,
-            step=1,
-            attempt=1,
-            merge_order=(("cell-0", 1), ("cell-1", 1)),
-            weights_hash="h1",
-            executions=8,
-            grad_norm=0.5,
-            loss=float("nan"),
-            reward_mean=0.375,
-            metrics=metrics,
-        ),
-        at=at(15.5),
-    )
+    opened = StepOpened(
+        core_epoch=1, step=1, attempt=1, weights_hash="h0", groups=("g0", "g1"), scores=("s",), micro_steps=("m0", "m1", "m2"),
+        executions=8, divisor=1, staleness_max=1, staleness_mean=0.25,
+    )  # fmt: skip
+    committed = StepCommitted(
+        core_epoch=1, step=1, attempt=1, merge_order=(("cell-0", 1), ("cell-1", 1)), weights_hash="h1", executions=8,
+        grad_norm=0.5, loss=float("nan"), reward_mean=0.375, metrics=METRICS,
+    )  # fmt: skip
+    log.append(opened, at=at(12))
+    log.append(sealed("cell-0", 300, ("m0", "m2")), at=at(15))
+    log.append(sealed("cell-1", 100, ("m1",)), at=at(15))
+    log.append(committed, at=at(15.5))
 
 
 def twenty_executions(log):
