@@ -44,6 +44,7 @@ from producers.proxy.settings import ProxySettings
 from producers.proxy.tokens import ChatTokenizer
 from tests.bench.agents import REPLY, Agent, Connection, make_model_folder
 
+ME = ("-m", "tests.bench.bench_proxy")
 EXECUTIONS = 50
 ROUNDS = int(os.environ.get("ROUNDS", "120"))
 SECONDS = float(os.environ.get("SECONDS", "20"))
@@ -285,8 +286,8 @@ def main() -> None:
             ]
         )
         with (
-            process("-m", "tests.bench.bench_proxy", "engine", str(folder), str(ports["engine"])) as engine,
-            process("-m", "tests.bench.bench_proxy", "proxy", str(folder), str(ports["proxy"]), broker.bootstrap_servers, "bench") as proxy,
+            process(*ME, "engine", str(folder), str(ports["engine"])) as engine,
+            process(*ME, "proxy", str(folder), str(ports["proxy"]), broker.bootstrap_servers, "bench") as proxy,
             process(
                 "-m", "sglang_router.launch_router", "--worker-urls", f"http://127.0.0.1:{ports['engine']}",
                 "--host", "127.0.0.1", "--port", str(ports["router"]), "--prometheus-port", str(ports["metrics"]),
