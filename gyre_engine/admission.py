@@ -21,7 +21,7 @@ from gyre_engine.losses.advantages import GroupAdvantages, group_advantages
 from gyre_engine.trees.select import Selection, SelectionSettings, select
 
 DERIVATION = "admission"
-DERIVATION_VERSION = 1
+DERIVATION_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

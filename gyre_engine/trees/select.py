@@ -47,10 +47,20 @@ class TrainedRange:
 
 
 @dataclass(frozen=True, slots=True)
+class Odds:
+    """A draw: the leaf's unmasked tokens, those of all leaves that it was drawn from (all of its class), and how many they were."""
+
+    weight: int
+    total: int
+    leaves: int
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """What one execution gives to training.
 
     trajectories:    in the order drawn, with the tokens that each adds
+    odds:            per trajectory how it was drawn
     ranges:          per trajectory the tokens that it adds; no token stands twice
     left_out:        leaves with sampled tokens that go untrained, and why; with trained_tokens they add up to all
     sampled tokens
@@ -58,6 +68,7 @@ class Selection:
     """
 
     trajectories: tuple[SelectedTrajectory, ...]
+    odds: tuple[Odds, ...]
     ranges: tuple[tuple[TrainedRange, ...], ...]
     left_out: tuple[LeftOut, ...]
     trained_tokens: int
@@ -70,16 +81,20 @@ def select(execution: str, nodes: Sequence[TreeNode], settings: SelectionSetting
     tree = segments_of(nodes, ends=set(open_leaves))
     unmasked = [segment.trainable for segment in tree.segments]
     chosen: list[SelectedTrajectory] = []
+    odds: list[Odds] = []
     ranges: list[tuple[TrainedRange, ...]] = []
     while len(chosen) < settings.j_max:
-        leaf = _draw(execution, len(chosen), nodes, tree, unmasked, open_leaves, settings)
-        if leaf is None:
+        weighted = _weighted(nodes, tree, unmasked, open_leaves, settings)
+        if not weighted:
             break
+        leaf, drawn = _draw(execution, len(chosen), weighted)
+        odds.append(drawn)
         ranges.append(_take(nodes, tree, unmasked, leaf))
         tokens = sum(r.stop - r.start for r in ranges[-1])
         chosen.append(SelectedTrajectory(nodes[leaf].node, nodes[leaf].role.value, tokens))
     left_out = _left_out(nodes, tree, unmasked, open_leaves)
-    return Selection(tuple(chosen), tuple(ranges), left_out, sum(t.trained_tokens for t in chosen), _oldest(nodes, ranges))
+    trained = sum(t.trained_tokens for t in chosen)
+    return Selection(tuple(chosen), tuple(odds), tuple(ranges), left_out, trained, _oldest(nodes, ranges))
 
 
 def ranges_of(nodes: Sequence[TreeNode], tree: Segments, leaves: Sequence[int]) -> list[tuple[TrainedRange, ...]]:
@@ -109,29 +124,25 @@ def _trained_leaves(nodes: Sequence[TreeNode], train_roles: Sequence[Role]) -> l
     return leaves[::-1]
 
 
-def _draw(
-    execution: str,
-    number: int,
-    nodes: Sequence[TreeNode],
-    tree: Segments,
-    unmasked: Sequence[int],
-    leaves: Sequence[int],
-    settings: SelectionSettings,
-) -> int | None:
-    """The leaf drawn next, None where no leaf has an unmasked token."""
+def _weighted(
+    nodes: Sequence[TreeNode], tree: Segments, unmasked: Sequence[int], leaves: Sequence[int], settings: SelectionSettings
+) -> list[tuple[int, int]]:
+    """The leaves of the highest class that has an unmasked token, each with how many its path has; nothing where there is none."""
     sums = _path_sums(tree, unmasked)
     for role in settings.train_roles:
         weighted = [(leaf, sums[tree.last[leaf]]) for leaf in leaves if nodes[leaf].role is role]
-        total = sum(weight for _, weight in weighted)
-        if total:
-            return _at(weighted, _random_below(total, execution, number))
-    return None
+        if any(weight for _, weight in weighted):
+            return weighted
+    return []
 
 
-def _at(weighted: Sequence[tuple[int, int]], point: int) -> int:
+def _draw(execution: str, number: int, weighted: Sequence[tuple[int, int]]) -> tuple[int, Odds]:
+    """The leaf drawn next, in proportion to the weights."""
+    total = sum(weight for _, weight in weighted)
+    point = _random_below(total, execution, number)
     for leaf, weight in weighted:
         if point < weight:
-            return leaf
+            return leaf, Odds(weight, total, sum(weight > 0 for _, weight in weighted))
         point -= weight
     raise ValueError("the point lies beyond the sum of all weights")
 
@@ -167,12 +178,12 @@ def _take(nodes: Sequence[TreeNode], tree: Segments, unmasked: list[int], leaf: 
 def _left_out(
     nodes: Sequence[TreeNode], tree: Segments, unmasked: Sequence[int], open_leaves: Sequence[int]
 ) -> tuple[LeftOut, ...]:
-    """Each sampled token that is not trained, by the first leaf whose path holds it."""
+    """Each sampled token that is not trained, by the first leaf whose path holds it: of those that train, then of the others."""
     reached = {segment for leaf in open_leaves for segment in tree.path(leaf)}
     rest = list(unmasked)
     barred = [segment.sampled - segment.trainable for segment in tree.segments]
     found: list[LeftOut] = []
-    for leaf in leaves_of(nodes):
+    for leaf in dict.fromkeys([*open_leaves, *leaves_of(nodes)]):
         counts: dict[str, int] = {}
         for index in tree.path(leaf):
             reason = "j-max" if index in reached else _why(nodes, tree, index)

@@ -1,4 +1,4 @@
-"""`gyre runs`, `gyre tail`, `gyre status`, `gyre trees`: look at what is on the log."""
+"""`gyre runs`, `gyre tail`, `gyre status`: look at what is on the log."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rich.tree import Tree
 
 from gyre_engine.events import Recorded
-from gyre_engine.events.calls import TreeClosed
-from gyre_engine.events.training import GroupAdmitted
 from gyre_engine.log.consumer import Health
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.port import Log
@@ -141,32 +138,3 @@ def status(console: Console) -> int:
     for name, value in state.facts.items():
         console.print(f"{name}: {value}", highlight=False, soft_wrap=True)
     return 0
-
-
-def draw_tree(log: Log, execution: str, console: Console) -> None:
-    """The trajectory tree of an execution: branches, roles, token counts, and what was selected."""
-    closed = _closed_trees(log)
-    if execution == "latest" and closed:
-        execution = next(reversed(closed))
-    if not closed:
-        raise CommandError(f"no execution of {log.run} has a closed tree yet: trees close when executions end")
-    if execution not in closed:
-        near = nearest(execution, closed)
-        raise CommandError(f"no closed tree of execution {execution!r} on the log.{near} `gyre tail trees` lists them")
-    tree, chosen = closed[execution], _selected(log, execution)
-    root = Tree(f"{execution}  {tree.sampled_tokens} tokens sampled, delivered {tree.delivered:.2f}")
-    drawn: dict[str | None, Tree] = {None: root}
-    for node in tree.nodes:
-        mark = "  [green]trained[/green]" if node.node in chosen else ""
-        text = f"{node.node[:8]}  {node.role.value}  at {node.cut}: +{node.new_input_tokens} in, +{node.output_tokens} out{mark}"
-        drawn[node.node] = drawn.get(node.parent, root).add(text)
-    console.print(root)
-
-
-def _closed_trees(log: Log) -> dict[str, TreeClosed]:
-    return {r.event.execution: r.event for r in log.read("trees") if isinstance(r.event, TreeClosed)}
-
-
-def _selected(log: Log, execution: str) -> set[str]:
-    groups = (r.event for r in log.read("trajectories") if isinstance(r.event, GroupAdmitted))
-    return {t.leaf for g in groups for e in g.executions if e.execution == execution for t in e.trajectories}

@@ -153,13 +153,18 @@ def tail(
 def trees(
     execution: Annotated[str, typer.Argument(metavar="EXECUTION", help="An execution, or latest.")] = "latest",
     run: RunOption = "latest",
+    calls: Annotated[bool, typer.Option("--calls", help="A line for every call.")] = False,
 ) -> None:
-    """Draw an execution's trajectory tree."""
+    """Draw an execution's trajectory tree: its branches, what was selected of them, what was left out, and why."""
+    from gyre_engine.config import config_from_json
     from infra.cli.attach import attach
-    from infra.cli.looking import draw_tree
+    from infra.cli.trees import draw_tree
+    from infra.stack import wiring
 
     with attach(run) as attached, attached.log() as log:
-        draw_tree(log, execution, Console())
+        started = attached.info.started
+        settings = wiring.admission(config_from_json(started.config), started.config_hash)
+        draw_tree(log, execution, settings, Console(), calls=calls)
 
 
 @app.command(epilog=example("score"))

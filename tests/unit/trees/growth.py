@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from gyre_engine.events.calls import Continuity, Finish, ModelCall, Role, TreeNode, WeightSpan
+from gyre_engine.trees.select import PAPER_ORDER
 
 EXECUTION = "g7.0.0"
 
@@ -101,3 +102,22 @@ def nodes(draw: st.DrawFn, grown: Grown) -> list[TreeNode]:
         oldest = min(span.version for span in call.weight_spans)
         found.append(TreeNode(call.call, call.parent, call.prefix_len, new, out, trains, role, oldest))
     return found
+
+
+def owning(grown: Grown) -> list[str]:
+    """Calls with tokens of their own."""
+    return [c.call for c in grown.calls if len(c.new_input_ids) + len(c.output_ids)]
+
+
+def strictly_extends(longer: list[int], shorter: list[int]) -> bool:
+    return len(longer) > len(shorter) and longer[: len(shorter)] == shorter
+
+
+def trained_leaves(grown: Grown, found: list[TreeNode]) -> dict[str, Role]:
+    """Reference: of the calls whose role trains, those whose path no other such call goes on from its end."""
+    able = {n.node: n.role for n in found if n.role in PAPER_ORDER and n.node in owning(grown)}
+    return {
+        name: role
+        for name, role in able.items()
+        if not any(strictly_extends(grown.paths[other], grown.paths[name]) for other in able)
+    }
