@@ -6,7 +6,7 @@ promises  every sampled id is delivered once, in order, the stop token included,
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from os import PathLike
@@ -160,7 +160,7 @@ class EngineStats:
 class InferenceEngine(Protocol):
     """Continues token sequences. All methods may be called concurrently from one event loop."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         """Sample until a stop token, the length or an abort; the last chunk has the finish reason.
 
         Closing the iterator early aborts the request. Raises ContextTooLong, EngineNotServing, EngineFailed or MismatchedOutput.

@@ -10,16 +10,16 @@ it waits there instead of failing with EngineNotServing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import Any, NoReturn
 
-import httpx
 import numpy as np
 import orjson
 
+from gyre_engine.sampling.http_client import HttpClient, HttpLost
 from gyre_engine.sampling.kv import KvTicket
 from gyre_engine.sampling.port import (
     Chunk,
@@ -36,7 +36,6 @@ from gyre_engine.sampling.sglang_stream import Reading, Triples, room_for_output
 
 Json = dict[str, Any]
 
-CONNECT_SECONDS = 5.0
 CONTROL_SECONDS = 60.0
 LOAD_SECONDS = 600.0
 END_OF_RID = "/"
@@ -67,15 +66,13 @@ class SGLangEngine:
     """
 
     def __init__(self, url: str, *, silence: float = 3600.0) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        timeout = httpx.Timeout(CONTROL_SECONDS, connect=CONNECT_SECONDS, pool=None)
         self._url = url
-        self._client = httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False, headers=_JSON)
-        self._patience = httpx.Timeout(silence, connect=CONNECT_SECONDS, pool=None)
+        self._http = HttpClient(url)
+        self._silence = silence
         self._paused = False
         self._seen = _Seen()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         """See InferenceEngine. Closing the iterator closes the connection, which aborts the request."""
         if self._paused:
             raise EngineNotServing(f"the engine at {self._url} is paused: ask another one, or this one after it resumed")
@@ -92,22 +89,18 @@ class SGLangEngine:
     async def _attempt(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         reading = Reading(request.rid)
         try:
-            async with self._asked(_body(request)) as response:
-                if response.status_code != 200:
-                    self._refuse(response.status_code, await response.aread(), request)
-                async for event in _events(response):
+            async with self._http.post("/generate", _body(request), self._silence) as answer:
+                if answer.status != 200:
+                    self._refuse(answer.status, await answer.whole(), request)
+                async for event in answer.events():
                     if "error" in event:
                         self._refuse(_code(event), orjson.dumps(event), request)
                     for chunk in self._counted(reading.chunks(event), event):
                         yield chunk
-        except httpx.HTTPError as error:
+        except HttpLost as error:
             raise self._lost(error) from error
         if not reading.ended:
             raise EngineNotServing(f"the engine at {self._url} closed request {request.rid} unfinished: ask another one")
-
-    def _asked(self, body: bytes) -> AbstractAsyncContextManager[httpx.Response]:
-        length = {"content-length": str(len(body))}
-        return self._client.stream("POST", "/generate", content=_once(body), headers=length, timeout=self._patience)
 
     async def abort(self, rid: str | None) -> None:
         """See InferenceEngine."""
@@ -176,7 +169,7 @@ class SGLangEngine:
 
     async def close(self) -> None:
         """Close the connections; requests of this client end at the engine, the engine stays."""
-        await self._client.aclose()
+        await self._http.aclose()
 
     def _counted(self, chunks: list[Chunk], event: Json) -> list[Chunk]:
         self._seen.generated += sum(len(chunk.output_ids) for chunk in chunks)
@@ -203,12 +196,14 @@ class SGLangEngine:
 
     async def _get(self, path: str) -> Json:
         try:
-            response = await self._client.get(path)
-            response.raise_for_status()
-        except httpx.HTTPError as error:
+            async with self._http.get(path, CONTROL_SECONDS) as answer:
+                status, content = answer.status, await answer.whole()
+        except HttpLost as error:
             raise self._lost(error) from error
-        answer: Json = response.json()
-        return answer
+        if status != 200:
+            raise self._lost(HttpLost(f"{path}: status {status}"))
+        found: Json = orjson.loads(content)
+        return found
 
     async def _post(self, path: str, body: Json) -> Json:
         status, answer = await self._exchange(path, body, CONTROL_SECONDS)
@@ -219,17 +214,14 @@ class SGLangEngine:
         return answer
 
     async def _exchange(self, path: str, body: Json, seconds: float) -> tuple[int, Json]:
-        timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS, pool=None)
         try:
-            response = await self._client.post(path, content=orjson.dumps(body), timeout=timeout)
-        except httpx.HTTPError as error:
+            async with self._http.post(path, orjson.dumps(body), seconds) as answer:
+                return answer.status, _parsed(await answer.whole())
+        except HttpLost as error:
             raise self._lost(error) from error
-        return response.status_code, _parsed(response.content)
 
-    def _lost(self, error: httpx.HTTPError) -> EngineNotServing:
-        return EngineNotServing(
-            f"the engine at {self._url} cannot be reached ({error!r}): ask another one, and see to its process"
-        )
+    def _lost(self, error: HttpLost) -> EngineNotServing:
+        return EngineNotServing(f"the engine at {self._url} cannot be reached ({error}): ask another one, and see to its process")
 
     def _refuse(self, status: int, content: bytes, request: GenerateRequest) -> NoReturn:
         """What an error answer means."""
@@ -247,9 +239,6 @@ class SGLangEngine:
         if status == 400:
             raise ValueError(f"the engine at {self._url} refused request {request.rid}: {text}")
         raise EngineFailed(f"the engine at {self._url} answered request {request.rid} with {status}: {text}")
-
-
-_JSON = {"content-type": "application/json"}
 
 
 def _wire(rid: str) -> str:
@@ -282,25 +271,6 @@ def _params(params: SamplingParams) -> Json:
         "stop_token_ids": list(params.stop_token_ids),
         "sampling_seed": params.seed,
     }
-
-
-async def _once(body: bytes) -> AsyncIterator[bytes]:
-    """The body, let go of once it is sent: an httpx request lies in reference cycles, and long prompts are megabytes."""
-    yield body
-
-
-async def _events(response: httpx.Response) -> AsyncIterator[Json]:
-    """Server-sent events of one line each."""
-    if not response.headers["content-type"].startswith("text/event-stream"):
-        yield orjson.loads(await response.aread())
-        return
-    rest = b""
-    async for data in response.aiter_bytes():
-        *whole, rest = (rest + data).split(b"\n\n")
-        for event in whole:
-            payload = event.removeprefix(b"data: ").strip()
-            if payload and payload != b"[DONE]":
-                yield orjson.loads(payload)
 
 
 def _parsed(content: bytes) -> Json:

@@ -9,7 +9,7 @@ promises  the protocol of `gyre_engine.sampling.sglang`, whatever engine stands 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from tokenizers import Tokenizer
 
-from gyre_engine.sampling.port import Completion, GenerateRequest, InferenceEngine
+from gyre_engine.sampling.port import Chunk, Completion, GenerateRequest, InferenceEngine
 from gyre_engine.sampling.script_file import read_script
 from gyre_engine.sampling.scripted import ScriptedEngine
 from gyre_engine.transfer.tcp import TcpTransfer
@@ -230,7 +230,7 @@ class _Generation(Response):
         await _open(send, 200, JSON)
         await _send(send, orjson.dumps(render_answer(self._request, so_far, so_far)), more=False)
 
-    def _chunks(self) -> Any:
+    def _chunks(self) -> AsyncGenerator[Chunk]:
         return self._engine.generate(self._request)
 
 

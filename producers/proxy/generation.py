@@ -14,7 +14,7 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -144,20 +144,26 @@ async def sample(
 async def _lease(router: Router, job: Job, sampled: Sampled, cancel: asyncio.Event) -> Lease | None:
     """An engine, or None where the call was cancelled while it waited."""
     moved = bool(sampled.engine_calls)
-    waiting = asyncio.ensure_future(router.acquire(job.execution, moved=moved, timeout=job.wait_limit_s))
-    watch = asyncio.ensure_future(cancel.wait())
-    await asyncio.wait({waiting, watch}, return_when=asyncio.FIRST_COMPLETED)
-    watch.cancel()
-    if not waiting.done():
-        waiting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            router.release(await waiting)
+    lease = router.at_once(job.execution, moved=moved) or await _waited_for(router, job, moved, cancel)
+    if lease is None:
         return None
-    lease = waiting.result()
     if not moved:
         sampled.serve()
     sampled.engine_calls += 1
     return lease
+
+
+async def _waited_for(router: Router, job: Job, moved: bool, cancel: asyncio.Event) -> Lease | None:
+    waiting = asyncio.ensure_future(router.acquire(job.execution, moved=moved, timeout=job.wait_limit_s))
+    watch = asyncio.ensure_future(cancel.wait())
+    await asyncio.wait({waiting, watch}, return_when=asyncio.FIRST_COMPLETED)
+    watch.cancel()
+    if waiting.done():
+        return waiting.result()
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        router.release(await waiting)
+    return None
 
 
 async def _on_one_engine(
@@ -171,7 +177,7 @@ async def _on_one_engine(
         replace(job.params, max_tokens=job.params.max_tokens - done),
     )
     finish = None
-    async with contextlib.aclosing(_until_cancelled(lease, request, cancel)) as chunks:
+    async with _aborted_by(cancel, lease, request.rid), contextlib.aclosing(lease.engine.generate(request)) as chunks:
         async for chunk in chunks:
             sampled.take(chunk, lease.cell)
             heard(chunk)
@@ -179,37 +185,26 @@ async def _on_one_engine(
     return finish
 
 
-async def _until_cancelled(lease: Lease, request: GenerateRequest, cancel: asyncio.Event) -> AsyncGenerator[Chunk, None]:
-    """The engine's chunks. When `cancel` is set the engine is told to abort, and may hand over what it has."""
-    source = aiter(lease.engine.generate(request))
-    watch = asyncio.ensure_future(cancel.wait())
+@contextlib.asynccontextmanager
+async def _aborted_by(cancel: asyncio.Event, lease: Lease, rid: str) -> AsyncIterator[None]:
+    """Once `cancel` is set the engine is told to abort, and what is inside may go on for a moment, to hear what it has."""
     try:
-        while True:
-            step = asyncio.ensure_future(_next(source))
-            await asyncio.wait({step, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not step.done():
-                await _abort(lease, request.rid, step)
-            if step.cancelled() or (chunk := step.result()) is None:
-                return
-            yield chunk
-    finally:
-        watch.cancel()
-        close = getattr(source, "aclose", None)
-        if close is not None:
-            await close()
+        async with asyncio.timeout(None) as limit:
+            watch = asyncio.ensure_future(_abort(cancel, lease, rid, limit))
+            try:
+                yield
+            finally:
+                watch.cancel()
+    except TimeoutError:
+        if not limit.expired():
+            raise
 
 
-async def _next(source: AsyncIterator[Chunk]) -> Chunk | None:
-    return await anext(source, None)
-
-
-async def _abort(lease: Lease, rid: str, step: asyncio.Future[Chunk | None]) -> None:
+async def _abort(cancel: asyncio.Event, lease: Lease, rid: str, limit: asyncio.Timeout) -> None:
+    await cancel.wait()
     with contextlib.suppress(EngineError, TimeoutError):
         await asyncio.wait_for(lease.engine.abort(rid), ABORT_GRACE_S)
-    await asyncio.wait({step}, timeout=ABORT_GRACE_S)
-    if not step.done():
-        step.cancel()
-        await asyncio.wait({step})
+    limit.reschedule(asyncio.get_running_loop().time() + ABORT_GRACE_S)
 
 
 async def _pause(cancel: asyncio.Event, seconds: float) -> None:

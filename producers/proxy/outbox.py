@@ -40,6 +40,8 @@ class Outbox:
 
     async def ready(self, timeout: float) -> None:
         """Wait until the log acknowledges again. Raises ProxyError (503) after `timeout` seconds."""
+        if not self.away:
+            return
         try:
             await asyncio.wait_for(self._here.wait(), timeout)
         except TimeoutError:

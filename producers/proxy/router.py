@@ -60,11 +60,18 @@ class Router:
     async def acquire(self, execution: str, *, moved: bool, timeout: float) -> Lease:
         """An engine with room. Raises ProxyError (503) after `timeout` seconds without one."""
         deadline = time.monotonic() + timeout
-        while (cell := self._choose(execution, moved)) is None:
+        while (lease := self.at_once(execution, moved=moved)) is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise unavailable("no_sampling_cell", f"no cell with room sampled for {timeout:.0f} s; {self._state()}")
             await self._change(left)
+        return lease
+
+    def at_once(self, execution: str, *, moved: bool) -> Lease | None:
+        """An engine, if one has room now."""
+        cell = self._choose(execution, moved)
+        if cell is None:
+            return None
         self._sticky[execution] = cell.cell
         self._open.setdefault(cell.cell, Counter())[execution] += 1
         return Lease(cell.cell, execution, self._engine(cell))
@@ -92,7 +99,7 @@ class Router:
             await engine.close()
 
     def _choose(self, execution: str, moved: bool) -> CellState | None:
-        load = {cell: len(calls.keys() - {execution}) for cell, calls in self._open.items()}
+        load = {cell: len(calls) - (execution in calls) for cell, calls in self._open.items()}
         now = time.monotonic()
         avoid = frozenset(cell for cell, until in self._avoid.items() if until > now)
         version = self._version.get(execution, 0)

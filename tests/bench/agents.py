@@ -121,9 +121,9 @@ class Agent:
         return took
 
     async def directly(self, engine: SGLangEngine | None = None) -> float:
-        """The engine alone, or another way to it, with as many tokens; seconds."""
+        """The engine alone, or another way to it, with as many tokens and a whole answer, as through the proxy; seconds."""
         ids: Any = np.arange(self.prompt_tokens, dtype=np.int32) % 1000
-        request = GenerateRequest(secrets.token_hex(8), ids, SamplingParams())
+        request = GenerateRequest(secrets.token_hex(8), ids, SamplingParams(), streamed=False)
         begin = time.perf_counter()
         async for _ in (engine or self.engine).generate(request):
             pass

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,7 @@ class InstantEngine:
     def __init__(self, output_ids: tuple[int, ...]) -> None:
         self._answer = Chunk(output_ids, (-0.5,) * len(output_ids), "0", FinishReason.STOP)
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         yield self._answer
 
     async def abort(self, rid: str | None) -> None:

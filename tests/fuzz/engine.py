@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from gyre_engine.sampling.port import Chunk, FinishReason, GenerateRequest
@@ -70,7 +70,7 @@ class FuzzEngine:
         self._aborted: set[str] = set()
         self._answers = [*whole, (*half, end), (end,)]
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         seen = f"{request.rid.rpartition('-')[0]} {len(request.input_ids)} {list(request.input_ids[-40:])}"
         drawn = zlib.crc32(seen.encode())
         ids = self._answers[drawn % len(self._answers)]

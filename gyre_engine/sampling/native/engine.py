@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from os import PathLike
 from pathlib import Path
@@ -81,7 +81,7 @@ class NativeEngine:
 
     # The event loop's side.
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
         """See InferenceEngine."""
         self._check(request)
         stream, ended = _Stream(), False

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
+import numpy as np
 import orjson
 import pytest
 
+from gyre_engine.events.cells import CellRole, CellStarted
 from gyre_engine.events.executions import ToolCalled
-from gyre_engine.sampling.port import Chunk
+from gyre_engine.sampling.port import Chunk, FinishReason, GenerateRequest, SamplingParams
 from gyre_engine.sampling.scripted import ScriptedEngine
 from producers.proxy import generation
-from producers.proxy.router import Lease
+from producers.proxy.generation import Job, Sampled, sample
+from producers.proxy.router import Router
 from producers.proxy.settings import RunSampling
 from tests.unit.proxy.conftest import MakeStack, user
 from tests.unit.proxy.test_fuzz_found_requests import PATHS, post
@@ -70,15 +74,33 @@ async def test_a_call_that_no_parser_takes_is_still_a_call_by_its_text(make_stac
 async def test_an_engine_that_does_not_answer_an_abort_is_waited_for_no_longer_than_its_grace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """It samples two tokens and then neither goes on nor hears: what it has sampled is kept."""
     monkeypatch.setattr(generation, "ABORT_GRACE_S", 0.01)
+    cancel = asyncio.Event()
 
     class Deaf(ScriptedEngine):
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
+            yield Chunk((7, 8), (-0.1, -0.2), "3")
+            cancel.set()
+            await asyncio.Event().wait()
+
         async def abort(self, rid: str | None) -> None:
             await asyncio.Event().wait()
 
-    step: asyncio.Future[Chunk | None] = asyncio.get_running_loop().create_future()
-    await generation._abort(Lease("a", "g.0.0", Deaf([])), "r", step)
-    assert step.cancelled()
+    router = Router(lambda url: Deaf([]))
+    router.apply([sampling_cell()])
+    job = Job("g.0.0", "r", np.array([1, 2], dtype=np.int32), SamplingParams(), 100, 5.0)
+    sampled, heard = Sampled(), list[Chunk]()
+    async with asyncio.timeout(5):
+        assert await sample(router, job, sampled, cancel, heard.append) is FinishReason.ABORT
+    assert (sampled.ids, len(heard), router.at_once("other.0.0", moved=False) is not None) == ([7, 8], 1, True)
+
+
+def sampling_cell() -> CellStarted:
+    return CellStarted(
+        cell="a", position=0, incarnation="1", engine="scripted", engine_url="scripted://a", capacity=1, role=CellRole.SAMPLING,
+        weight_version=3,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", [False, True])
