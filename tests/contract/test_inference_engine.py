@@ -39,7 +39,7 @@ from gyre_engine.sampling.sglang import SGLangEngine
 from infra.sglang.launch import PYTHON, sglang_on_cpu
 from producers.cells.engine_server import engine_app
 
-CONTEXT = 512
+CONTEXT = 4096
 BATCH = 16
 TINY = replace(QUICKSTART, vocab=256, hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128, max_context=CONTEXT)
 BLOCK = 16
@@ -157,6 +157,8 @@ def played(request: GenerateRequest) -> tuple[int, ...]:
 
 
 DEFAULTS = SamplingParams()
+ENDLESS = SamplingParams(max_tokens=CONTEXT - 50, seed=1)
+"""More than any engine samples before the test's next word reaches it."""
 
 
 def asking(name: str, ids: list[int], params: SamplingParams = DEFAULTS, *, streamed: bool = True) -> GenerateRequest:
@@ -245,20 +247,19 @@ async def free_again(engine: InferenceEngine) -> None:
 
 
 async def test_an_abort_keeps_what_was_sampled(subject: Subject) -> None:
-    request = asking("stopme", prompt(20), SamplingParams(max_tokens=480, seed=1))
+    request = asking("stopme", prompt(20), ENDLESS)
     chunks, so_far = await opened(subject.engine, request)
     await subject.engine.abort(request.rid)
     answer = await rest(chunks, so_far)
     assert answer.finish_reason is FinishReason.ABORT
-    assert 1 <= len(answer.output_ids) == len(answer.logprobs) < 480
+    assert 1 <= len(answer.output_ids) == len(answer.logprobs) < ENDLESS.max_tokens
     await free_again(subject.engine)
 
 
 async def test_an_abort_ends_only_the_request_it_names(subject: Subject) -> None:
     """SGLang itself matches by prefix."""
-    params = SamplingParams(max_tokens=300, seed=1)
-    name = uuid4().hex
-    short, long = GenerateRequest(f"{name}.1", prompt(20), params), GenerateRequest(f"{name}.10", prompt(20, 9), params)
+    name, params = uuid4().hex, SamplingParams(max_tokens=300, seed=1)
+    short, long = GenerateRequest(f"{name}.1", prompt(20), ENDLESS), GenerateRequest(f"{name}.10", prompt(20, 9), params)
     one, other = await opened(subject.engine, short), await opened(subject.engine, long)
     await subject.engine.abort(short.rid)
     assert (await rest(*one)).finish_reason is FinishReason.ABORT
@@ -270,7 +271,7 @@ async def test_an_abort_of_an_unknown_request_is_no_error(subject: Subject) -> N
 
 
 async def test_a_listener_that_leaves_frees_its_slot(subject: Subject) -> None:
-    chunks, _ = await opened(subject.engine, asking("leave", prompt(20), SamplingParams(max_tokens=480, seed=1)))
+    chunks, _ = await opened(subject.engine, asking("leave", prompt(20), ENDLESS))
     await chunks.aclose()  # type: ignore[attr-defined]
     await free_again(subject.engine)
 
@@ -288,7 +289,7 @@ async def test_a_paused_engine_refuses_and_what_waits_goes_on_after(subject: Sub
 
 
 async def test_a_pause_with_abort_ends_those_in_flight(subject: Subject) -> None:
-    chunks, so_far = await opened(subject.engine, asking("cut", prompt(20), SamplingParams(max_tokens=480, seed=1)))
+    chunks, so_far = await opened(subject.engine, asking("cut", prompt(20), ENDLESS))
     await subject.engine.pause(abort=True)
     answer = await rest(chunks, so_far)
     await subject.engine.resume()
@@ -312,8 +313,7 @@ async def test_a_publication_aborts_nothing_in_flight(subject: Subject) -> None:
 
 async def test_what_goes_on_under_new_weights_is_scored_by_them_alone(subject: Subject) -> None:
     """No KV of the old weights is continued on: after the publication the log-probabilities are those of the new model."""
-    params = SamplingParams(max_tokens=400, seed=1)
-    request = asking("over", prompt(40), params)
+    request = asking("over", prompt(40), SamplingParams(max_tokens=1000, seed=1))
     chunks, so_far = await opened(subject.engine, request)
     await subject.engine.load_weights(subject.second, "v2")
     answer = await rest(chunks, so_far)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gyre_engine.batching import ExecutionWork, Segment, pack
-from gyre_engine.losses import LossConfig
+from gyre_engine.losses import LossConfig, divisor_share
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
 
 transformers = pytest.importorskip("transformers")
@@ -161,13 +161,17 @@ def test_the_gradient_of_a_tree_is_that_of_its_paths(replica_of, folder, family)
     assert max(relative(found[name], named[name].grad) for name in named) <= 1e-5
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 5e-6), ("float64", 1e-10)])
-def test_c23_the_gradient_does_not_depend_on_the_cut(replica_of, dtype, bound):
-    """3, 50, 7 and 200 trained tokens; 1 x 4, 2 x 2, 4 x 1, and two cells that take turns and are summed."""
-    works = [
+def four_executions():
+    return [
         work(f"e{count}", [(-1, 20 + count)], range(20, 20 + count), advantage)
         for count, advantage in ((3, 1.0), (50, -0.5), (7, 0.3), (200, -0.8))
     ]
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 5e-6), ("float64", 1e-10)])
+def test_c23_the_gradient_does_not_depend_on_the_cut(replica_of, dtype, bound):
+    """C23: 3, 50, 7 and 200 trained tokens; 1 x 4, 2 x 2, 4 x 1, and two cells that take turns and are summed."""
+    works = four_executions()
     replica = replica_of(dtype=dtype)
     cuts = {size: [step for i in range(0, 4, size) for step in pack(works[i : i + size], 999)] for size in (4, 2, 1)}
     assert [len(steps) for steps in cuts.values()] == [1, 2, 4]
@@ -178,15 +182,15 @@ def test_c23_the_gradient_does_not_depend_on_the_cut(replica_of, dtype, bound):
 
 
 def test_c23_the_gradient_is_the_two_level_mean(replica_of, folder):
-    works = [
-        work(f"e{count}", [(-1, 20 + count)], range(20, 20 + count), advantage) for count, advantage in ((3, 1.0), (50, -0.5))
-    ]
+    """C23: by hand: each execution the mean over its own tokens, then the mean over the four."""
+    works = four_executions()
     replica, model = replica_of(), reference(folder("qwen3"))
     gradient(replica, pack(works, 999))
-    sum(reference_loss(model, item) for item in works).backward()
+    (sum(reference_loss(model, item) for item in works) / len(works)).backward()
+    divisor = sum(divisor_share("two-level", item.trained_tokens, 1) for item in works)
     found = gradient_by_name(replica)
     named = dict(model.named_parameters())
-    assert max(relative(found[name], named[name].grad) for name in named) <= 1e-5
+    assert max(relative(found[name] / divisor, named[name].grad) for name in named) <= 1e-5
 
 
 def test_a_cut_execution_has_the_gradient_of_the_whole(replica_of):
@@ -198,15 +202,24 @@ def test_a_cut_execution_has_the_gradient_of_the_whole(replica_of):
 
 
 def test_c25_packed_neighbours_do_not_see_each_other(replica_of):
-    """B alone, B packed after A, and after an A of other tokens: the same gradient of B, to the last path."""
+    """C25: B alone, B packed after A, and after an A of other tokens: the same gradient of B, to the last path."""
     replica = replica_of(dtype="float64")
     b = work("b", [(-1, 8), (0, 5), (0, 4)], [5, 9, 12, 14], 1.0)
-    alone = gradient(replica, pack([b], 1000))
+    (own,) = pack([b], 1000)
+    alone, likely = gradient(replica, [own]), logprobs_of(replica, own, "b")
     for seed in (0, 1):
         a = work("a", [(-1, 30)], range(11, 30), 0.0, seed=seed)
         (packed,) = pack([a, b], 1000)
         beside = gradient(replica, [packed])
         assert np.linalg.norm(beside - alone) / np.linalg.norm(alone) <= 1e-10
+        assert np.abs(logprobs_of(replica, packed, "b") - likely).max() <= 1e-6
+
+
+def logprobs_of(replica, step, name):
+    """The replica's log-probabilities of an execution's targets in a pack."""
+    found, _ = replica._likelihoods(step, False)
+    ((first, count),) = [(first, count) for execution, first, count in step.executions if execution == name]
+    return found.detach().numpy()[first : first + count]
 
 
 def test_recomputation_and_parts_of_the_vocabulary_change_nothing(replica_of, monkeypatch):

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
@@ -49,6 +50,14 @@ class _Stream:
         self.queue: asyncio.Queue[Mail] = asyncio.Queue()
 
 
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """What the thread is asked to run, and who is told where it never will."""
+
+    work: Callable[[], None]
+    refuse: Callable[[EngineError], None]
+
+
 class NativeEngine:
     """An InferenceEngine over a Hugging Face folder (Qwen3, Qwen2 or Llama), in fp32 on one CPU thread.
 
@@ -69,7 +78,7 @@ class NativeEngine:
         context = min(max_context or self._shape.max_context, self._shape.max_context)
         self._limits = Limits(max_batch, context, kv_capacity, prefill_chunk)
         self._batcher = Batcher(self._shape, read_weights(Path(folder), self._shape), version, self._limits)
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[_Letter] = deque()
         self._outbox: list[tuple[_Stream, Mail]] = []
         self._streams: dict[str, _Stream] = {}
         self._wake = threading.Condition()
@@ -191,7 +200,7 @@ class NativeEngine:
             if self._closed or self._failure:
                 refuse(self._failure or EngineNotServing("the native engine was closed: ask another one"))
                 return
-            self._inbox.append(work)
+            self._inbox.append(_Letter(work, refuse))
             self._wake.notify()
 
     # The thread's side.
@@ -217,7 +226,7 @@ class NativeEngine:
             letters = list(self._inbox)
             self._inbox.clear()
         for letter in letters:
-            letter()
+            letter.work()
         if self._batcher.busy and not self._paused:
             self._batcher.step()
         self._deliver()
@@ -264,7 +273,7 @@ class NativeEngine:
             letters = list(self._inbox)
         self._send([*self._outbox, *((stream, error) for stream in self._streams.values())])
         for letter in letters:
-            letter()
+            letter.refuse(error)
 
 
 def _put_all(mails: list[tuple[asyncio.Queue[Mail], Mail]]) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -48,6 +49,30 @@ async def test_an_error_of_the_thread_reaches_everybody(folder: Path, monkeypatc
         assert "no KV left" in str(failed)
     with pytest.raises(EngineFailed, match="restart"):
         await engine.stats()
+    await engine.close()
+
+
+async def test_what_was_asked_and_not_heard_when_the_thread_broke_is_told_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = NativeEngine(folder, "v1")
+    computing, asked = threading.Event(), threading.Event()
+
+    def break_down(*_: object) -> None:
+        computing.set()
+        asked.wait(60)
+        raise MemoryError("no KV left")
+
+    monkeypatch.setattr(engine._batcher, "_decode", break_down)
+    first = asyncio.create_task(complete(engine, GenerateRequest("first", [1, 2, 3])))
+    await asyncio.to_thread(computing.wait, 60)
+    late = [asyncio.create_task(complete(engine, GenerateRequest("late", [1, 2, 3]))), asyncio.create_task(engine.stats())]
+    async with asyncio.timeout(60):
+        while len(engine._inbox) < len(late):
+            await asyncio.sleep(0)
+        asked.set()
+        for failed in await asyncio.gather(first, *late, return_exceptions=True):
+            assert isinstance(failed, EngineFailed) and "no KV left" in str(failed)
     await engine.close()
 
 
