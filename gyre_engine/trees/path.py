@@ -9,11 +9,12 @@ k).
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gyre_engine.events.codec import Int32
+from gyre_engine.trees.layout import Layout
 
 ROOT_HASH = bytes(16)
 """The hash of the empty path."""
@@ -75,57 +76,22 @@ class Cut:
 
 
 EMPTY = Cut(None, 0)
-
-
-GROWTH = 1.125
-"""A path that is laid out gets this much more room when it has none left."""
-
-
-@dataclass(slots=True)
-class Tip:
-    """The path of one call laid out in one piece, so that what goes on from it need not gather it delta by delta.
-
-    lent: how far the room was handed out to readers beyond `length`; what they read is never changed
-    """
-
-    call: str
-    length: int
-    room: Int32
-    lent: int = 0
-
-    def append(self, stretch: Stretch) -> None:
-        """Go on to a call that hangs at the end."""
-        lent = self.room[self.length : self.lent]
-        free = len(lent) == 0 or np.array_equal(lent, stretch.delta[: len(lent)])
-        length = self.length + len(stretch.delta)
-        self._make_room(length, anew=not free)
-        self.room[self.length : length] = stretch.delta
-        self.call, self.length = stretch.call, length
-
-    def lend(self, new: Int32) -> Int32:
-        """The path and `new` after it, to be read; a view where nobody else reads there."""
-        length = self.length + len(new)
-        self._make_room(length, anew=self.lent > self.length)
-        self.room[self.length : length] = new
-        self.lent = length
-        view: Int32 = self.room[:length]
-        view.flags.writeable = False
-        return view
-
-    def _make_room(self, length: int, *, anew: bool) -> None:
-        if length > len(self.room) or anew:
-            room = np.empty(int(length * GROWTH), dtype=np.int32)
-            room[: self.length] = self.room[: self.length]
-            self.room, self.lent = room, 0
+_NOTHING: Int32 = np.empty(0, dtype=np.int32)
 
 
 @dataclass(slots=True)
 class Paths:
-    """All paths of one execution. Memory: four bytes a unique token, one record a call, and the path that was last gone on from."""
+    """All paths of one execution. Memory: four bytes a unique token and one record a call; and, where it goes on from a branch,
+    the path of the last such branch, laid out.
+
+    _chains: by its last call, the layout of each root's chain, in which its deltas stand
+    _branch: the layout of the path that was last gone on from and is no such chain
+    """
 
     stretches: dict[str, Stretch] = field(default_factory=dict)
     _children: dict[str | None, list[str]] = field(default_factory=dict)
-    _tip: Tip | None = None
+    _chains: dict[str, Layout] = field(default_factory=dict)
+    _branch: Layout | None = None
 
     def add(self, stretch: Stretch) -> None:
         """Take up a call; its parent stands already. Adding it twice changes nothing."""
@@ -133,21 +99,40 @@ class Paths:
             return
         if stretch.parent is not None and stretch.parent not in self.stretches:
             raise KeyError(f"call {stretch.call}: its parent {stretch.parent} is unknown")
-        self.stretches[stretch.call] = stretch
+        self.stretches[stretch.call] = self._laid_out(stretch)
         self._children.setdefault(stretch.parent, []).append(stretch.call)
-        if self._tip is not None and (stretch.parent, stretch.prefix_len) == (self._tip.call, self._tip.length):
-            self._tip.append(stretch)
+
+    def _laid_out(self, stretch: Stretch) -> Stretch:
+        """The call with its delta where its chain's layout holds it, if one does."""
+        branch = self._branch
+        if branch is not None and (branch.call, branch.length) == (stretch.parent, stretch.prefix_len):
+            branch.append(stretch.call, stretch.delta)
+        chain = self._chains.get(stretch.parent or "") if stretch.parent else Layout.of("", _NOTHING)
+        if chain is None or chain.length != stretch.prefix_len:
+            return stretch
+        delta = chain.append(stretch.call, stretch.delta)
+        if delta is None:
+            return stretch
+        self._chains.pop(stretch.parent or "", None)
+        self._chains[stretch.call] = chain
+        return replace(stretch, delta=delta)
 
     def followed_by(self, cut: Cut, new: Int32) -> Int32:
         """The prefix and what follows it, as one int32 array to be read."""
         if cut.call is None:
             return new
-        if self._tip is None or self._tip.call != cut.call:
-            whole = self.ids(Cut(cut.call, self.stretches[cut.call].end))
-            self._tip = Tip(cut.call, len(whole), whole)
-        if cut.length < self._tip.length:
-            return np.concatenate([self._tip.room[: cut.length], new])
-        return self._tip.lend(new)
+        layout = self._layout(cut.call)
+        if cut.length < layout.length:
+            return np.concatenate([layout.room[: cut.length], new])
+        return layout.lend(new)
+
+    def _layout(self, call: str) -> Layout:
+        """The path of a call, laid out."""
+        if (chain := self._chains.get(call)) is not None:
+            return chain
+        if self._branch is None or self._branch.call != call:
+            self._branch = Layout.of(call, self.ids(Cut(call, self.stretches[call].end)))
+        return self._branch
 
     def cut(self, call: str, length: int) -> Cut:
         """The first `length` tokens of a call's path, named by the call that holds the last of them."""
