@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from consumers.scoring.harbor_verifier import HarborVerifier
 from consumers.scoring.loading import load_scorer
 from consumers.scoring.port import Scorer
 from consumers.scoring.scoring import Scoring, Tally
 from consumers.scoring.verifier import VerifierScorer, VerifierSettings
+from gyre_engine.harbor import HarborSettings, stop_leftovers
 from gyre_engine.log.consumer import Report
 from gyre_engine.log.port import Log
 from gyre_engine.sandbox import Isolation, Limits, sandbox_available
@@ -37,10 +39,14 @@ class ScoringSettings:
     bounds: tuple[float, float] = (0.0, 1.0)
     sandboxed: bool = True
     limits: Limits = field(default_factory=Limits)
+    harbor: HarborSettings | None = None
+    """Where the verifier runs in an environment of Harbor's."""
 
 
 def run(settings: ScoringSettings, log: Log, report: Report | None = None) -> int:
     """Scores until SIGTERM or SIGINT; exit code 0 then."""
+    if settings.harbor is not None and settings.scratch.is_dir():
+        stop_leftovers(settings.harbor, settings.scratch)
     remove_tree(settings.scratch)
     scorer, catalog = make_scorer(settings), load_catalog(settings.sources)
     scoring = Scoring(log, scorer, catalog, attempts=settings.attempts, concurrent=settings.concurrent, report=report)
@@ -52,6 +58,8 @@ def make_scorer(settings: ScoringSettings) -> Scorer:
     """The verifier, or MODULE:CLASS. Raises ScorerError, SandboxUnavailable."""
     if settings.scorer != "verifier":
         return load_scorer(settings.scorer)
+    if settings.harbor is not None:
+        return HarborVerifier(settings.harbor, settings.scratch, settings.weights, settings.bounds)
     isolation = sandbox_available() if settings.sandboxed else Isolation.NONE
     return VerifierScorer(VerifierSettings(isolation, settings.scratch, settings.weights, settings.bounds, settings.limits))
 
@@ -61,7 +69,7 @@ def score_history(log: Log, scorer: Scorer, settings: ScoringSettings, *, follow
 
     Task folders that are not on this machine are None to the scorer.
     """
-    catalog = load_catalog([s for s in settings.sources if s.folder.is_dir()])
+    catalog = load_catalog([s for s in settings.sources if s.there])
     scoring = Scoring(log, scorer, catalog, attempts=settings.attempts, concurrent=settings.concurrent, every=True)
     asyncio.run(_serve(scoring, follow=follow))
     return scoring.tally

@@ -18,10 +18,10 @@ from pathlib import Path
 from consumers.scoring.port import EvaluationBroken, Score, ScoredExecution
 from consumers.scoring.reward import read_reward
 from gyre_engine.sandbox import Exit, Isolation, Limits, Mount, Sandbox, spawn
-from gyre_engine.tasks import Task, mounts, prepare
-from gyre_engine.work_product import remove_tree
+from gyre_engine.tasks import Task, filled, mounts, prepare
+from gyre_engine.work_product import Unpacked, remove_tree
 
-_PLANTED = ("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", "*.pth")
+PLANTED = ("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", "*.pth")
 _SAID = 300
 
 
@@ -34,7 +34,7 @@ class VerifierSettings:
     weights: Mapping[str, float] = field(default_factory=dict)
     bounds: tuple[float, float] = (0.0, 1.0)
     limits: Limits = field(default_factory=Limits)
-    planted: tuple[str, ...] = _PLANTED
+    planted: tuple[str, ...] = PLANTED
 
 
 class VerifierScorer:
@@ -59,7 +59,7 @@ class VerifierScorer:
             await asyncio.to_thread(remove_tree, folder)
 
     async def _verify(self, execution: ScoredExecution, task: Task, folder: Path) -> Score:
-        flags = await asyncio.to_thread(self._lay_out, execution, task, folder)
+        noticed = await asyncio.to_thread(self._lay_out, execution, task, folder)
         exit = await self._run(task, folder)
         if not exit.came_up:
             raise EvaluationBroken(f"the verifier's sandbox did not come up: {_said(exit)}")
@@ -69,7 +69,7 @@ class VerifierScorer:
             score = read_reward(folder / "logs" / "verifier", self._settings.weights, self._settings.bounds)
         except EvaluationBroken as broken:
             raise EvaluationBroken(f"{broken} (exit code {exit.code}): {_said(exit)}") from broken
-        return replace(score, flags=flags)
+        return replace(score, flags=noticed)
 
     def _lay_out(self, execution: ScoredExecution, task: Task, folder: Path) -> tuple[str, ...]:
         """Unpack the work; returns what was noticed."""
@@ -80,18 +80,16 @@ class VerifierScorer:
         self._restore(task, root)
         for name in task.slices:
             (root / name).mkdir(exist_ok=True)
-        return _flags(unpacked.refused, unpacked.left_out, execution.finished.detail, self._own(task))
+        return flags(unpacked, execution.finished.detail, self._own(task))
 
     def _wanted(self, name: str) -> bool:
-        return not name.startswith("logs") and not self._is_planted(name)
+        return name != "logs" and not name.startswith("logs/") and not self._is_planted(name)
 
     def _is_planted(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name.rsplit("/", 1)[-1], pattern) for pattern in self._settings.planted)
+        return is_planted(name, self._settings.planted)
 
     def _own(self, task: Task) -> frozenset[str]:
-        """Names of such files that the task itself brings."""
-        found = (task.folder / "environment").rglob("*")
-        return frozenset(path.name for path in found if self._is_planted(path.name))
+        return own_planted(task, self._settings.planted)
 
     def _restore(self, task: Task, root: Path) -> None:
         """The task's own conftest.py and the like, as the task has them."""
@@ -126,7 +124,7 @@ class VerifierScorer:
             Mount(task.tests.resolve(), "/tests"),
             Mount(folder / "logs", "/logs", writable=True),
         )
-        env = {**dict(task.env), **dict(task.verifier_env)}
+        env = filled(task, (*task.env, *task.verifier_env))
         return Sandbox(task.image.workdir, places, env, self._settings.limits)
 
     def _command(self, task: Task, sandbox: Sandbox) -> list[str]:
@@ -143,12 +141,22 @@ def _said(exit: Exit) -> str:
     return exit.output[-_SAID:].decode(errors="replace").strip() or "it printed nothing"
 
 
-def _flags(refused: tuple[str, ...], left_out: tuple[str, ...], detail: str, own: frozenset[str]) -> tuple[str, ...]:
+def is_planted(name: str, patterns: tuple[str, ...] = PLANTED) -> bool:
+    """Whether a file of this name is taken from the task only."""
+    return any(fnmatch.fnmatchcase(name.rsplit("/", 1)[-1], pattern) for pattern in patterns)
+
+
+def own_planted(task: Task, patterns: tuple[str, ...] = PLANTED) -> frozenset[str]:
+    """Names of such files that the task itself brings."""
+    return frozenset(path.name for path in (task.folder / "environment").rglob("*") if is_planted(path.name, patterns))
+
+
+def flags(unpacked: Unpacked, detail: str, own: frozenset[str]) -> tuple[str, ...]:
     """Short words for what is worth a look."""
-    flags = [f"refused {what}" for what in refused]
-    written = [name for name in left_out if name.startswith("logs/verifier/")]
-    planted = [n for n in left_out if not n.startswith("logs") and n.rsplit("/", 1)[-1] not in own]
-    flags += [f"reward-written {name}" for name in written] + [f"planted {name}" for name in planted]
+    said = [f"refused {what}" for what in unpacked.refused]
+    written = [name for name in unpacked.left_out if name.startswith("logs/verifier/")]
+    planted = [n for n in unpacked.left_out if n != "logs" and not n.startswith("logs/") and n.rsplit("/", 1)[-1] not in own]
+    said += [f"reward-written {name}" for name in written] + [f"planted {name}" for name in planted]
     if "left out " in detail:
-        flags.append(detail[detail.index("left out ") :])
-    return tuple(flag[:200] for flag in flags[:20])
+        said.append(detail[detail.index("left out ") :])
+    return tuple(flag[:200] for flag in said[:20])

@@ -17,6 +17,9 @@ SPLITS = ("train", "val", "test")
 ROLES = tuple(role.value for role in Role)
 MODEL_KINDS = ("policy", "frozen", "upstream")
 NO_LIMIT = math.inf
+HARNESSES = ("mini", "mini-swe-agent", "claude-code", "codex", "qwen-code", "command")
+HARBOR = "harbor:"
+SANDBOX = "sandbox"
 
 _AT_LEAST_ONE = (
     "run.steps", "cells.count", "cells.capacity", "cells.threads", "cells.kv_tokens", "kafka.partitions", "batch.groups",
@@ -32,7 +35,7 @@ _ONE_OF = {
     "cells.engine": ("native", "sglang", "scripted"),
     "runner.sandbox": ("bubblewrap", "none"),
     "runner.task_filter": ("none", "pass-rate"),
-    "harness.name": ("mini", "mini-swe-agent", "claude-code", "codex", "qwen-code", "command"),
+    "harness.name": (*HARNESSES, "harbor:AGENT"),
     "scheduling.policy": ("elastic",),
     "eval.split": SPLITS,
     "eval.before": ("", *SPLITS),
@@ -59,7 +62,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def problems(config: Config) -> list[Problem]:
     """Everything in `config` that cannot work."""
-    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_ranges, _names, _data, _models, _roles, _relations)
+    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_ranges, _names, _data, _models, _roles, _relations, _harbor)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -81,7 +84,7 @@ def _in_words(least: float, most: float, inclusive: bool) -> str:
 
 def _names(config: Config) -> Iterator[Problem]:
     for name, allowed in _ONE_OF.items():
-        if (value := _get(config, name)) not in allowed:
+        if (value := _get(config, name)) not in allowed and not (name == "harness.name" and value.startswith(HARBOR)):
             yield Problem(f"{name} must be one of {_listed(allowed)}; got {value!r}{nearest(value, allowed)}", (keys_of(name),))
     for name in _WORDS:
         if not _WORD.fullmatch(value := _get(config, name)):
@@ -132,7 +135,8 @@ def _kind(model: NamedModelConfig) -> Iterator[tuple[str, str]]:
     if model.kind != "policy" and not model.url:
         yield "url", f" of {model.name!r} is empty: a model of kind {model.kind} needs one"
     elif model.kind != "policy" and (wrong := _no_base_url(model.url)):
-        yield "url", f" of {model.name!r} {wrong}"
+        key = ": name the environment variable with the key in models.key_env" if "credentials" in wrong else ""
+        yield "url", f" of {model.name!r} {wrong}{key}"
     for key, value in (("model", model.model), ("key_env", model.key_env)):
         if value and model.kind != "upstream":
             yield key, f" of {model.name!r} is for models of kind upstream, this one is of kind {model.kind}"
@@ -151,7 +155,7 @@ def _no_base_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not host or re.search(r"\s", url):
         return no_url
     if parts.username is not None or parts.query or parts.fragment:
-        return "must not hold credentials, a query or a fragment: name the environment variable with the key in models.key_env"
+        return "must not hold credentials, a query or a fragment"
     return ""
 
 
@@ -190,6 +194,23 @@ def _relations(config: Config) -> Iterator[Problem]:
     if config.cells.engine == "scripted" and not config.cells.script:
         text = 'cells.engine is "scripted" but cells.script is empty: name the TOML file with its answers'
         yield Problem(text, (("cells", "script"), ("cells", "engine")))
+
+
+def _harbor(config: Config) -> Iterator[Problem]:
+    """Harbor's agents run in Harbor's environments, and those run nothing else. What Harbor itself knows is checked before a start."""
+    runner, harness, url = config.runner, config.harness.name, config.proxy.public_url
+    at = (("runner", "environment"), ("harness", "name"))
+    if harness.startswith(HARBOR) and runner.environment == SANDBOX:
+        text = f'harness.name is {harness!r}, an agent of Harbor\'s: it needs runner.environment, e.g. "docker"'
+        yield Problem(text, at[::-1])
+    elif runner.environment != SANDBOX and not harness.startswith(HARBOR):
+        text = f'runner.environment is {runner.environment!r}, where only Harbor\'s agents run: set harness.name = "harbor:AGENT"'
+        yield Problem(text, at)
+    if url and (wrong := _no_base_url(url.replace("{port}", "1"))):
+        yield Problem(f"proxy.public_url {wrong}", (("proxy", "public_url"),))
+    for path in runner.keep:
+        if not path.startswith("/") or ".." in path.split("/") or path.rstrip("/") == "":
+            yield Problem(f"runner.keep must hold absolute paths below /, got {path!r}", (("runner", "keep"),))
 
 
 def _get(config: Config, name: str) -> Any:

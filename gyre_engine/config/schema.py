@@ -108,6 +108,9 @@ class ProxyConfig:
 
     host: str = opt("127.0.0.1", "Address to bind.")
     port: int = opt(0, "Port; 0: a free one.")
+    public_url: str = opt(
+        "", "Where agents in a Harbor environment reach the proxy, e.g. http://host.docker.internal:{port} ({port} is filled in)."
+    )
     wait_limit_s: float = opt(900.0, "How long a call waits for a sampling cell or for the log before a retryable error.")
 
 
@@ -117,6 +120,16 @@ class RunnerConfig:
 
     max_concurrent: int = opt(16, "Harnesses that run at once.")
     sandbox: str = opt("bubblewrap", "bubblewrap, or none (agents run with your rights: only for tasks you trust).")
+    environment: str = opt(
+        "sandbox",
+        "sandbox: this machine's, as `sandbox` says. Else one of Harbor's environments (docker, podman, ...) or MODULE:CLASS.",
+    )
+    environment_options: dict[str, str] = opt(
+        dict, "For a Harbor environment: its options by name; JSON where a value is JSON. No secrets: they stand on the log."
+    )
+    keep: tuple[str, ...] = opt(
+        (), "For a Harbor environment: folders that are work too, beside its working directory and the task's artifacts."
+    )
     overall_timeout_s: float = opt(14400.0, "Wall clock limit of an execution; beyond it the execution is discarded.")
     harness_timeout_s: float = opt(0.0, "Served time limit; 0: the task's [agent] timeout_sec.")
     task_filter: str = opt("none", "none, or pass-rate: tasks whose last group always or never solved them are not drawn again.")
@@ -130,12 +143,18 @@ class RunnerConfig:
 class HarnessConfig:
     """The agent."""
 
-    name: str = opt("mini", "mini, mini-swe-agent, claude-code, codex, qwen-code or command.")
+    name: str = opt(
+        "mini",
+        "mini, mini-swe-agent, claude-code, codex, qwen-code, command, or one of Harbor's agents: harbor:AGENT, harbor:MODULE:CLASS.",
+    )
     command: str = opt("", "For `command`: a line with {base_url}, {api_key}, {model}, {workspace}, {instruction}.")
     system: str = opt("", "For `mini`: the system message; empty: its own.")
     tools: tuple[str, ...] = opt(("write", "bash"), "For `mini`: the tools that it offers.")
     check: str = opt("", "For `mini`: a command whose output follows every write, e.g. the visible tests.")
     max_turns: int = opt(50, "Turn budget: model calls of one execution.")
+    options: dict[str, str] = opt(
+        dict, "For one of Harbor's agents: its options by name; JSON where a value is JSON. No secrets."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +162,9 @@ class DataSourceConfig:
     """One [[data]] source."""
 
     name: str = opt("", "Name; empty: the folder's.")
-    path: str = opt("", "Folder of Harbor task directories.")
+    path: str = opt(
+        "", "Folder of Harbor task directories (nested ones too), one such directory, or a registry.json[#NAME[@VERSION]]."
+    )
     split: str = opt("train", "train, val or test. A task in two of them is refused.")
     weight: float = opt(1.0, "Share among the sources of its split.")
 

@@ -11,23 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gyre_engine.tasks.datasets import DataError, task_folders
 from gyre_engine.tasks.task import Task, TaskError, read_task
 
 SPLITS = ("train", "val", "test")
 
 
-class DataError(ValueError):
-    """Data sources that cannot be used; the text names the source and the remedy."""
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One [[data]] source: a folder of task folders."""
+    """One [[data]] source: where its tasks lie (datasets.py)."""
 
     name: str
     folder: Path
     split: str = "train"
     weight: float = 1.0
+
+    @property
+    def there(self) -> bool:
+        """Whether anything is at the place that it names."""
+        return Path(str(self.folder).partition("#")[0]).exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,11 @@ def load_catalog(sources: Sequence[Source]) -> Catalog:
 
 
 def _read_source(source: Source) -> dict[str, Task]:
-    if not source.folder.is_dir():
-        raise DataError(f"source {source.name!r}: {source.folder} is not a folder: set data.path to a folder of task folders")
-    found = sorted(
-        path for path in source.folder.iterdir() if (path / "task.toml").exists() or (path / "instruction.md").exists()
-    )
-    if not found:
-        raise DataError(f"source {source.name!r}: {source.folder} has no task folders (task.toml, instruction.md, tests/test.sh)")
-    return {path.name: read_task(path) for path in found}
+    try:
+        found = task_folders(source.folder)
+    except DataError as error:
+        raise DataError(f"source {source.name!r}: {error}") from error
+    return {name: read_task(folder, name) for name, folder in found.items()}
 
 
 def fingerprint(task: Task) -> str:

@@ -97,7 +97,10 @@ class _Builder:
 
     def _run(self, rest: str) -> None:
         """`mkdir` can be followed; anything else installs or builds."""
-        words = _words(rest)
+        try:
+            words = _words(rest)
+        except ValueError:
+            words = []  # shells take more than shlex does
         if words[:1] == ["mkdir"] and not any(c in rest for c in "&|;<>`$"):
             self.folders += [self.absolute(w) for w in words[1:] if not w.startswith("-")]
         else:

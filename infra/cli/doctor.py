@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from gyre_engine.sandbox import SandboxUnavailable, find_bwrap, sandbox_available
-from gyre_engine.tasks import TaskError, read_task, require_local
+from gyre_engine.tasks import DataError, TaskError, read_task, require_local, task_folders
 from infra.broker.errors import BrokerError
 from infra.broker.java import find_java
 from infra.sglang.launch import PYTHON as SGLANG
@@ -80,14 +80,19 @@ def _sglang() -> Diagnosis:
 
 def _tasks(folder: Path) -> Iterator[Diagnosis]:
     """Whether each task directory can be run on this machine."""
-    if not folder.is_dir():
-        yield Diagnosis("tasks", True, f"{folder} is no folder")
+    try:
+        found = task_folders(folder).values()
+    except DataError as error:
+        yield Diagnosis("tasks", True, str(error))
         return
     good = 0
-    for task in sorted(p for p in folder.iterdir() if p.is_dir()):
+    for path in found:
         try:
-            require_local(read_task(task))
+            task = read_task(path)
+            require_local(task)
             good += 1
         except TaskError as error:
             yield Diagnosis("tasks", True, str(error))
+        else:
+            yield from [Diagnosis("tasks", False, f"{path}: no effect here: {'; '.join(task.ignored)}")] if task.ignored else []
     yield Diagnosis("tasks", good == 0, f"{good} tasks in {folder} can be run here")

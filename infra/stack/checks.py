@@ -10,12 +10,13 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from consumers.scoring.loading import ScorerError, load_scorer
-from gyre_engine.config import Config, ConfigError, DataSourceConfig, Problem
+from gyre_engine.config import SANDBOX, Config, ConfigError, DataSourceConfig, Problem
 from gyre_engine.sampling.script_file import ScriptUnreadable, read_script
 from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
-from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task
+from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task, task_folders
 from infra.sglang.launch import PYTHON as SGLANG
 from infra.stack import wiring
+from producers.runner.harbor import find_agent
 from producers.runner.harnesses import HarnessError, find_harness
 
 TASKS_TOLD = 5
@@ -97,16 +98,18 @@ def _source(index: int, source: DataSourceConfig) -> Iterator[Problem]:
     folder, at = Path(source.path), (("data", index, "path"), ("data", index))
     if not source.path:
         yield Problem("data.path is empty: name a folder of Harbor task directories", at)
-    elif not folder.is_dir():
+    elif not Path(source.path.partition("#")[0]).exists():
         yield Problem(f"data.path: {folder} is no folder (relative paths are taken from the config's folder)", at)
     else:
         yield from (Problem(text, at) for text in _broken_tasks(folder))
 
 
 def _broken_tasks(folder: Path) -> Iterator[str]:
-    found = sorted(path for path in folder.iterdir() if any((path / name).exists() for name in ("task.toml", "instruction.md")))
-    if not found:
-        yield f"data.path: {folder} has no task folders (task.toml, instruction.md, tests/test.sh)"
+    try:
+        found = task_folders(folder).values()
+    except DataError as error:
+        yield f"data.path: {error}"
+        return
     wrong = [error for error in map(_task_error, found) if error]
     yield from wrong[:TASKS_TOLD]
     if len(wrong) > TASKS_TOLD:
@@ -133,7 +136,10 @@ def _engine(config: Config) -> Iterator[Problem]:
 
 def _harness(config: Config) -> Iterator[Problem]:
     try:
-        find_harness(wiring.harness(config))
+        if (harbor := wiring.harbor(config)) is not None:
+            find_agent(wiring.harness(config), harbor, config.proxy.public_url)
+        else:
+            find_harness(wiring.harness(config))
     except HarnessError as error:
         yield Problem(str(error), (("harness", "name"),))
 
@@ -148,7 +154,7 @@ def _scorer(config: Config) -> Iterator[Problem]:
 
 
 def _sandbox(config: Config) -> Iterator[Problem]:
-    if config.runner.sandbox != "bubblewrap":
+    if config.runner.sandbox != "bubblewrap" or config.runner.environment != SANDBOX:
         return
     try:
         sandbox_available()

@@ -11,8 +11,9 @@ from consumers.scheduler.process import SchedulerSettings
 from consumers.scoring.process import ScoringSettings
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.admission import AdmissionSettings
-from gyre_engine.config import Config, NamedModelConfig
+from gyre_engine.config import SANDBOX, Config, NamedModelConfig
 from gyre_engine.events.calls import Role
+from gyre_engine.harbor import HarborSettings, options
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.sandbox import Limits
 from gyre_engine.scheduling.classes import ClassPlan
@@ -139,9 +140,21 @@ def runner(launch: Launch, folder: StackFolder) -> RunnerSettings:
         overall_timeout_s=r.overall_timeout_s, harness_timeout_s=r.harness_timeout_s, attempts=r.attempts,
         sandboxed=r.sandbox == "bubblewrap", limits=limits(config), workspaces=folder.root / "workspaces" / launch.run,
         store=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/work", proxy_url=launch.proxy_url,
+        harbor=harbor(config), public_url=public_url(config, launch.proxy_url),
         model=config.model.name, secret=folder.secret(), scorer=config.scoring.scorer, scorer_version=SCORER_VERSION,
         reward_bounds=(0.0, config.group.reward_range),
     )  # fmt: skip
+
+
+def harbor(config: Config) -> HarborSettings | None:
+    """Harbor's environment, where executions run in one."""
+    r = config.runner
+    return None if r.environment == SANDBOX else HarborSettings(r.environment, options(r.environment_options), r.keep)
+
+
+def public_url(config: Config, proxy_url: str) -> str:
+    """Where agents in that environment reach the proxy; empty: nowhere."""
+    return config.proxy.public_url.replace("{port}", proxy_url.rpartition(":")[2]).rstrip("/").removesuffix("/v1")
 
 
 def sources(config: Config) -> tuple[Source, ...]:
@@ -159,6 +172,7 @@ def harness(config: Config) -> HarnessSettings:
         max_turns=h.max_turns,
         call_limit_s=config.proxy.wait_limit_s + SLACK_S,
         context=config.model.context,
+        options=options(h.options),
     )
 
 
@@ -197,7 +211,7 @@ def scoring_of(config: Config, scratch: Path) -> ScoringSettings:
     return ScoringSettings(
         sources=sources(config), scratch=scratch, scorer=c.scorer, attempts=c.attempts, concurrent=c.concurrent,
         weights=c.weights, bounds=(0.0, config.group.reward_range), sandboxed=config.runner.sandbox == "bubblewrap",
-        limits=limits(config),
+        limits=limits(config), harbor=harbor(config),
     )  # fmt: skip
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from gyre_engine.sandbox import Running
 from producers.runner.endings import Stopped
+from producers.runner.place import Process
 
 _ASK_AGAIN_S = 1.0
 """Pause where the proxy does not say: while it is away the agent is held up, so nothing is held against it."""
@@ -14,7 +14,7 @@ _SHORTEST_S = 0.05
 
 
 async def watch(
-    running: Running,
+    running: Process,
     *,
     served_s: float,
     overall_s: float,
@@ -42,7 +42,7 @@ async def watch(
             held_s = now
 
 
-async def _wait(running: Running, seconds: float, cancelled: asyncio.Event) -> Stopped | None:
+async def _wait(running: Process, seconds: float, cancelled: asyncio.Event) -> Stopped | None:
     """How it stopped within `seconds`, or None."""
     ended = asyncio.ensure_future(running.wait(seconds))
     called_off = asyncio.ensure_future(cancelled.wait())

@@ -5,32 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import fsspec
 
 from gyre_engine.events import Event
 from gyre_engine.events.executions import Discarded, DiscardReason, Ending, Finished, Started
-from gyre_engine.keys import mint
-from gyre_engine.sandbox import Exit, Isolation, Limits, Mount, Running, Sandbox, spawn
-from gyre_engine.sandbox import relay as relay_program
-from gyre_engine.sandbox.policy import python_path
-from gyre_engine.tasks import Task, TaskError, mounts, prepare
-from gyre_engine.work_product import WorkProduct, pack, remove_tree
+from gyre_engine.sandbox import Exit, Isolation
+from gyre_engine.tasks import Task, TaskError
+from gyre_engine.work_product import WorkProduct
 from producers.runner.clock import watch
 from producers.runner.endings import Facts, Stopped, judge
-from producers.runner.harnesses import Endpoint, Harness, Launch
+from producers.runner.harbor import HarborAgent, HarborPlace
+from producers.runner.harnesses import Harness
+from producers.runner.place import CalledOff, Place, PlaceError, Process
 from producers.runner.proxy_client import Closed, ProxyClient, ProxyUnavailable
 from producers.runner.settings import RunnerSettings
+from producers.runner.workspace import Workspace
 
-_FOLDER = "/gyre"
-_SOCKET = "/gyre/proxy.sock"
-_PORT = 8080
 _DETAIL = 400
 _CANCELLED_PATIENCE_S = 2.0
 _STORE_TRIES = 3
+_GONE = {Stopped.CANCELLED: DiscardReason.CANCELLED, Stopped.OVERALL_TIME: DiscardReason.OVERALL_TIMEOUT}
+"""Why an execution leaves whose work is gone with its place; otherwise it is lost."""
 
 logger = logging.getLogger("gyre.runner")
 
@@ -44,9 +42,15 @@ class Outside:
 
     settings: RunnerSettings
     isolation: Isolation
-    harness: Harness
+    harness: Harness | HarborAgent
     proxy: ProxyClient
     socket: str
+
+    def place(self, name: str, task: Task, cancelled: asyncio.Event) -> Place:
+        """Where an execution runs: Harbor's agents in Harbor's environments, all others in the sandbox."""
+        if isinstance(self.harness, HarborAgent):
+            return HarborPlace(name, task, self.harness, self.settings, cancelled)
+        return Workspace(name, task, self.harness, self.settings, self.isolation, self.socket)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +74,26 @@ class Execution:
     def __init__(self, name: str, task: Task, outside: Outside, append: Append, cancelled: asyncio.Event) -> None:
         self._name, self._task, self._outside = name, task, outside
         self._append, self._cancelled = append, cancelled
-        self._folder = outside.settings.workspaces / self._name
+        self._place = outside.place(name, task, cancelled)
         self._began = time.monotonic()
 
     async def outcome(self) -> Finished | Discarded:
         """Run it to its end. `final` of a Discarded is left True: who keeps the budget decides. Leaves no workspace behind."""
         try:
             try:
-                before = await asyncio.to_thread(self._prepare)
-            except (TaskError, OSError) as error:
+                before = await self._place.prepare()
+            except (TaskError, OSError, PlaceError) as error:
                 return self._discarded(DiscardReason.ENVIRONMENT, str(error))
+            except CalledOff as called_off:
+                return self._discarded(DiscardReason.CANCELLED, str(called_off))
             await self._append(Started(execution=self._name))
             return await self._run(before)
         finally:
-            await asyncio.to_thread(remove_tree, self._folder)
-
-    def _prepare(self) -> str:
-        """A fresh workspace; returns the hash of its content."""
-        remove_tree(self._folder)
-        for part in ("root/logs/agent", "root/logs/verifier", "gyre"):
-            (self._folder / part).mkdir(parents=True)
-        (self._folder / "gyre" / "proxy.sock").touch()  # where the socket is mounted
-        prepare(self._task, self._folder / "root")
-        return pack(self._folder / "root").sha256
+            await self._place.remove()
 
     async def _run(self, before: str) -> Finished | Discarded:
-        endpoint, folder = self._endpoint(), self._place(_FOLDER)
-        launch = self._outside.harness.launch(self._task, endpoint, folder, self._place(self._task.image.workdir))
         try:
-            running = self._start(launch)
+            running = self._place.start()
         except OSError as error:
             return self._discarded(DiscardReason.ENVIRONMENT, f"the harness could not be started: {error}")
         try:
@@ -107,8 +102,11 @@ class Execution:
             running.kill()
         exit = await running.exit()
         closed = await self._close(stopped)
-        work = await asyncio.to_thread(pack, self._folder / "root", limit_bytes=self._outside.settings.work_limit_bytes)
-        await asyncio.gather(*map(self._append, self._outside.harness.tool_results(self._name, exit)))
+        try:
+            work = await self._place.work()
+        except PlaceError as error:
+            return self._discarded(_GONE.get(stopped, DiscardReason.LOST), str(error))
+        await asyncio.gather(*map(self._append, self._place.tool_results(exit)))
         return await self._verdict(Ended(stopped, exit, work, before, closed))
 
     async def _close(self, stopped: Stopped) -> Closed:
@@ -121,7 +119,7 @@ class Execution:
             logger.warning("%s", error)
             return Closed(0, 0)
 
-    async def _watch(self, running: Running) -> Stopped:
+    async def _watch(self, running: Process) -> Stopped:
         settings = self._outside.settings
         served_s = settings.harness_timeout_s or self._task.agent_timeout_s or settings.overall_timeout_s
 
@@ -132,7 +130,7 @@ class Execution:
         return await watch(running, served_s=served_s, overall_s=settings.overall_timeout_s, held=held, cancelled=self._cancelled)
 
     async def _verdict(self, ended: Ended) -> Finished | Discarded:
-        said = self._outside.harness.outcome(ended.exit)
+        said = self._place.outcome(ended.exit)
         verdict = judge(Facts(ended.stopped, ended.exit.came_up, said, ended.did_work))
         detail = self._detail(ended)
         if isinstance(verdict, DiscardReason):
@@ -170,42 +168,6 @@ class Execution:
                 await asyncio.sleep(1.0)
         await asyncio.to_thread(_write, url, work.data)
         return url
-
-    def _place(self, path: str) -> str:
-        """A path inside, as a process of this execution sees it."""
-        if self._outside.isolation is Isolation.NONE:
-            return str(self._sandbox({}, ()).host_path(path))
-        return path
-
-    def _endpoint(self) -> Endpoint:
-        settings, harness = self._outside.settings, self._outside.harness
-        key = mint(settings.secret, self._name)
-        if self._outside.isolation is Isolation.NONE:
-            return Endpoint(f"{settings.proxy_url.rstrip('/')}/v1", settings.model, key)
-        return Endpoint(f"http://127.0.0.1:{_PORT}/v1", settings.model, key, _SOCKET if harness.speaks_unix else "")
-
-    def _start(self, launch: Launch) -> Running:
-        for name, data in launch.files.items():
-            (self._folder / "gyre" / name).write_bytes(data)
-        argv: Sequence[str] = launch.argv
-        if self._outside.isolation is not Isolation.NONE and not self._outside.harness.speaks_unix:
-            (self._folder / "gyre" / "relay.py").write_bytes(Path(relay_program.__file__).read_bytes())
-            argv = (python_path(), "-I", "-S", f"{_FOLDER}/relay.py", str(_PORT), _SOCKET, *argv)
-        return spawn(self._sandbox(launch.env, launch.mounts), argv, self._outside.isolation)
-
-    def _sandbox(self, env: Mapping[str, str], more: tuple[Mount, ...]) -> Sandbox:
-        root = self._folder / "root"
-        places = [*mounts(self._task, root), Mount(root / "logs", "/logs", writable=True), Mount(self._folder / "gyre", _FOLDER)]
-        if self._outside.isolation is not Isolation.NONE:
-            places.append(Mount(Path(self._outside.socket), _SOCKET))
-        return Sandbox(self._task.image.workdir, (*places, *more), {**dict(self._task.env), **env}, self._limits())
-
-    def _limits(self) -> Limits:
-        """The task's own memory where it asks for less."""
-        limits = self._outside.settings.limits
-        if 0 < self._task.memory_mb < (limits.memory_mb or self._task.memory_mb + 1):
-            return replace(limits, memory_mb=self._task.memory_mb)
-        return limits
 
 
 def _write(url: str, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gyre_engine.harbor import HarborSettings
 from gyre_engine.sandbox import Limits
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import EvaluationPlan
@@ -40,6 +41,10 @@ class RunnerSettings:
     """http://host:port"""
     proxy_socket: str = ""
     """The proxy's own unix socket, if it has one; else the runner bridges to `proxy_url`."""
+    harbor: HarborSettings | None = None
+    """Where executions run in an environment of Harbor's."""
+    public_url: str = ""
+    """Where agents in such an environment reach the proxy."""
     model: str = "policy"
     secret: bytes = field(repr=False)
     proxy_patience_s: float = 120.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from gyre_engine.events.executions import Ending, ToolReturned
 from gyre_engine.sandbox import Exit, Mount
@@ -43,6 +43,8 @@ class HarnessSettings:
     call_limit_s: float = 900.0
     context: int = 0
     """Longest prompt + output in tokens, for clients that make room in time; 0: not told to them."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """For Harbor's agents."""
 
 
 @dataclass(frozen=True, slots=True)
