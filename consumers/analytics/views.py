@@ -175,6 +175,20 @@ FROM (
 GROUP BY run, tenth ORDER BY run, tenth""",
 )
 
+LONG_EXECUTIONS_LOST = View(
+    "long_executions_lost",
+    "whether the overall time-out takes the long executions: `alert` where the longest tenth loses more than the rest",
+    """
+SELECT run, countIf(long) AS longest, countIf(long AND lost) AS longest_lost, countIf(NOT long) AS rest,
+       countIf(NOT long AND lost) AS rest_lost, longest_lost * rest > rest_lost * longest AS alert
+FROM (
+  SELECT run, type = 'discarded' AS lost,
+         row_number() OVER (PARTITION BY run ORDER BY wall_us DESC, lost DESC, execution)
+           <= greatest(1, intDiv(count() OVER (PARTITION BY run), 10)) AS long
+  FROM executions WHERE type = 'finished' OR (type = 'discarded' AND reason = 'overall-timeout'))
+GROUP BY run ORDER BY run""",
+)
+
 EVENT_TO_ROW = View(
     "event_to_row",
     "milliseconds from an event to its row, a topic",
@@ -265,6 +279,7 @@ VIEWS: tuple[View, ...] = (
     BRANCHES_PER_EXECUTION,
     TOKENS_PER_SECOND,
     DISCARDS_BY_DURATION,
+    LONG_EXECUTIONS_LOST,
     EVENT_TO_ROW,
     EXECUTIONS_OVERVIEW,
     WORK_BY_CELL,

@@ -49,6 +49,8 @@ class Display:
         parts: list[RenderableType] = [head, self._cells(view), Text(_water(view)), Text(_reward(view))]
         if view.waiting:
             parts.append(Text(f"waiting for {', '.join(view.waiting.waiting_for[:4])}", style="yellow"))
+        if alert := view.time_outs.alert:
+            parts.append(Text(alert, style="yellow"))
         return Group(*parts)
 
     def _cells(self, view: RunView) -> RenderableType:
@@ -108,3 +110,5 @@ def final_table(view: RunView, console: Console, seconds: float) -> None:
     table.add_row("largest gap engine/trainer", f"{view.gap_max:.2e}")
     table.add_row("seconds", f"{seconds:.0f}")
     console.print(table)
+    if alert := view.time_outs.alert:
+        console.print(alert, style="yellow", highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from consumers.dashboard.time_outs import TimeOuts
 from gyre_engine.events import Event
 from gyre_engine.events.calls import ExecutionClosed
 from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, ProbeGap, RoleChanged, WaterLevelChanged, WeightsLoaded
@@ -37,6 +38,7 @@ class RunView:
     dispatched: int = 0
     finished: int = 0
     discarded: int = 0
+    time_outs: TimeOuts = field(default_factory=TimeOuts)
     switches: int = 0
     agent_errors: int = 0
     gap_max: float = 0.0
@@ -53,9 +55,11 @@ class RunView:
                 self.dispatched += 1
             case Finished():
                 self.finished += 1
+                self.time_outs.see(event)
                 self.agent_errors += event.ending is Ending.HARNESS_CRASHED
             case Discarded():
                 self.discarded += event.final
+                self.time_outs.see(event)
             case ExecutionClosed():
                 self.agent_errors += event.errors
             case StepCommitted():
