@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -74,7 +75,7 @@ class Service:
         self._newest: dict[str, int] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closings: dict[str, asyncio.Task[Closed]] = {}
-        self.counts = {"calls": 0, "joined": 0, "refused": 0}
+        self.counts = {"calls": 0, "joined": 0, "refused": 0, "unusable": 0}
 
     async def open_call(self, execution_id: str, ask: Ask) -> SharedCall:
         """The call that answers a request: a new one, or the one that the same body has asked for already. Raises ProxyError."""
@@ -190,7 +191,13 @@ class Service:
         self.open[execution.id].keep(ask.digest, call)
         self.histories.keep(execution.id, ask.history)
         call.task = self._spawn(call.run())
+        if isinstance(call, Call):
+            call.task.add_done_callback(partial(self._judge, call))
         return call
+
+    def _judge(self, call: Call, _: asyncio.Task[None]) -> None:
+        """An engine's answer that does not add up is recorded, never trained on, and counted."""
+        self.counts["unusable"] += call.sampled.broken is not None
 
     def _call(self, execution: Execution, ask: Ask, desk: Desk, held_us: int) -> Call:
         settings = self.settings

@@ -57,6 +57,11 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def spelled(value: Any, *, sort: bool = False) -> str:
+    """A value where a text is wanted, the same in every dialect: as chat templates write one themselves."""
+    return json.dumps(value, ensure_ascii=False, sort_keys=sort)
+
+
 def limit(fields: dict[str, Any], *names: str) -> int | None:
     """The first of these fields that limits the answer's tokens, None where none does. Raises ProxyError (400)."""
     for name in names:

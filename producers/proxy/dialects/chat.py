@@ -13,7 +13,7 @@ import orjson
 
 from gyre_engine.events.calls import Finish
 from gyre_engine.trees.conversation import Author, Message, ToolCall
-from producers.proxy.dialects.body import flat, ignored, limit, load, model_of, require_flat, text
+from producers.proxy.dialects.body import flat, ignored, limit, load, model_of, require_flat, spelled, text
 from producers.proxy.dialects.openai import error_body, model_list, refusal
 from producers.proxy.dialects.port import Counts, Refuses, Whole
 from producers.proxy.exchange import Answer, Ask, Channel, Piece, ProxyError, Usage, malformed
@@ -202,7 +202,7 @@ def _call(call: Any, index: int, at: int) -> ToolCall:
         where = f"messages[{index}].tool_calls[{at}]"
         raise malformed(f"{where} must be a function call with a name", where)
     arguments = function.get("arguments", "")
-    written = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    written = arguments if isinstance(arguments, str) else spelled(arguments)
     return ToolCall(text(call.get("id")), function["name"], written)
 
 

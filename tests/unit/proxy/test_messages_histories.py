@@ -132,6 +132,7 @@ async def test_after_a_rewritten_beginning_the_sampled_arguments_are_put_back(st
 
 
 async def test_a_billing_line_and_moving_cache_marks_neither_fork_nor_are_read_again(stack: Stack) -> None:
+    """C06: as Claude Code sends it, with the marks of a cache that move."""
     stack.says(ANSWER, ANSWER, "done")
     agent, mark = Agent(stack), {"cache_control": {"type": "ephemeral"}}
     for turn in range(3):
@@ -150,6 +151,7 @@ async def test_a_billing_line_and_moving_cache_marks_neither_fork_nor_are_read_a
         if before is not None:
             assert_read_on(known, before)
     extends(stack, 3)
+    assert [call.parent is None for call in stack.calls()] == [True, False, False]
     assert "billing" not in stack.rendering.tokenizer.decode(stack.sent()[0])
 
 

@@ -141,6 +141,7 @@ async def test_a_new_system_text_is_a_new_root(stack: Stack) -> None:
 
 
 async def test_c06_a_nonce_in_the_system_text_changes_no_parent(stack: Stack) -> None:
+    """C06: two turns that differ only in the nonce at the head of the system text, and in the new turn."""
     stack.says("a", "b")
 
     def system(nonce: int) -> dict[str, Any]:
@@ -150,6 +151,9 @@ async def test_c06_a_nonce_in_the_system_text_changes_no_parent(stack: Stack) ->
     await stack.say([system(22222), user("q"), message, user("more")], tools=[BASH])
     first, second = stack.calls()
     assert second.parent == first.call and first.shape == second.shape
+    one, other = stack.sent()
+    assert other[: len(one) + len(first.output_ids)] == [*one, *first.output_ids]
+    check(stack)
     assert sum(call.parent is None for call in stack.calls()) == 1
 
 

@@ -176,6 +176,7 @@ async def test_a_call_waits_for_room_and_the_wait_is_counted(make_stack: MakeSta
 
 
 async def test_c11_a_client_that_leaves_aborts_its_call(make_stack: MakeStack) -> None:
+    """C11: (a) during prefill, (b) after 5 tokens, in the chat dialect."""
     for passed in (0, 5):
         gate = Gate()
         stack = make_stack(cells=False)
@@ -189,6 +190,7 @@ async def test_c11_a_client_that_leaves_aborts_its_call(make_stack: MakeStack) -
         await until(lambda stack=stack, passed=passed: sampled(stack) == passed)  # type: ignore[misc]
         gone.set()
         await asyncio.wait_for(serving, 1)
+        await asyncio.wait_for(until(lambda engine=engine: engine.aborted == [engine.requests[0].rid]), 1)  # type: ignore[misc]
         await until(lambda stack=stack: bool(stack.calls()))  # type: ignore[misc]
         [record] = stack.calls()
         assert record.finish.value == "cancelled" and record.output_ids.tolist() == list(range(10, 10 + passed))

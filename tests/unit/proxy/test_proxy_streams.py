@@ -1,4 +1,4 @@
-"""Streams that stay alive, and twins that share one."""
+"""Streams that end with an error, and twins that share one."""
 
 from __future__ import annotations
 
@@ -9,23 +9,6 @@ import httpx
 from gyre_engine.sampling.scripted import Gate, Script, ScriptedEngine
 from tests.unit.proxy.conftest import MakeStack, Stack, until, user
 from tests.unit.proxy.test_proxy_cases import deltas
-
-
-async def test_c10_a_stream_is_kept_alive_while_nothing_is_sampled(make_stack: MakeStack) -> None:
-    gate = Gate()
-    stack = make_stack(cells=False, quiet_s=0.01)
-    answer = asyncio.ensure_future(stack.chat([user("q")], stream=True))
-    await until(lambda: stack.service.held_us("g.0.0") > 50_000)
-    stack.cell("a", engine=ScriptedEngine(lambda _: stack.scripts.pop(0), gate=gate))
-    stack.says("ok")
-    await gate.open()
-    text = (await answer).text
-    assert text.count(": waiting") >= 2 and deltas(without_comments(text)) == ["ok"]
-    assert text.count('"role":"assistant"') == 1 and len(stack.calls()) == 1
-
-
-def without_comments(text: str) -> str:
-    return text.replace(": waiting\n\n", "")
 
 
 async def test_a_stream_without_a_cell_ends_with_an_error_and_its_terminal_event(make_stack: MakeStack) -> None:

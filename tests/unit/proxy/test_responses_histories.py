@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gyre_engine.events.calls import Continuity
 from gyre_engine.trees.conversation import Author, Message, ToolCall, wire_id
 from producers.proxy.dialects.responses import Responses
+from tests.unit.proxy import messages_client
 from tests.unit.proxy.conftest import MakeStack, Stack, tool_call, user
 from tests.unit.proxy.test_proxy_histories import OUTPUTS, check, script
 from tests.unit.proxy.test_responses_answers import MAIL, PATCH, RUN, ask
@@ -128,9 +129,9 @@ def test_calls_of_every_kind_and_their_outputs_are_read() -> None:
     ]
     found = read([user("q"), *items], tools=[MAIL])[1:]
     assert [m.calls[0] for m in found[::2]] == [
-        ToolCall("1", "mail__write", '{"input":"a\\"b"}'),
-        ToolCall("2", "tool_search", '{"limit":1,"query":"mail"}'),
-        ToolCall("3", "local_shell", '{"command":["ls"],"type":"exec"}'),
+        ToolCall("1", "mail__write", '{"input": "a\\"b"}'),
+        ToolCall("2", "tool_search", '{"limit": 1, "query": "mail"}'),
+        ToolCall("3", "local_shell", '{"command": ["ls"], "type": "exec"}'),
     ]
     assert [(m.answers, m.text[:2]) for m in found[1::2]] == [("1", "xy"), ("2", "[{"), ("3", "z")]
 
@@ -168,16 +169,15 @@ def test_the_order_of_keys_changes_nothing(seed: int) -> None:
     assert after.history.head is one.history.head
 
 
-async def test_c08_the_prompt_is_that_of_the_same_history_in_chat(stack: Stack) -> None:
-    stack.says("x", "x")
+async def test_c08_the_prompt_is_that_of_the_same_history_in_the_other_dialects(stack: Stack) -> None:
+    """C08: items without id or status, empty content, a custom call and its output; function, custom and hosted tools."""
+    stack.says(tool_call("patch", '{"input": "a\\nb"}'), "x", "x")
     tools = [{**RUN, "parameters": SCHEMA}, PATCH, {"type": "web_search"}]
     made = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "raw"}
-    await ask(
-        stack,
-        [user("a"), {"role": "assistant", "content": "b"}, {"role": "assistant", "content": []}, made, output(made)],
-        tools=tools,
-    )
-    function = {"id": "c1", "type": "function", "function": {"name": "patch", "arguments": '{"input":"raw"}'}}
+    given = [user("a"), {"role": "assistant", "content": "b"}, {"role": "assistant", "content": []}, made, output(made)]
+    [again] = (await ask(stack, given, tools=tools)).output
+    assert (again.type, again.name, again.input) == ("custom_tool_call", "patch", "a\nb")
+    function = {"id": "c1", "type": "function", "function": {"name": "patch", "arguments": {"input": "raw"}}}
     history: Items = [user("a"), {"role": "assistant", "content": "b", "tool_calls": [function]}]
     history.append({"role": "tool", "tool_call_id": "c1", "content": "ok"})
     one = {"name": "run", "description": "run it", "parameters": SCHEMA}
@@ -187,7 +187,14 @@ async def test_c08_the_prompt_is_that_of_the_same_history_in_chat(stack: Stack) 
         "parameters": {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]},
     }
     await stack.say(history, "g.1.0", tools=[{"type": "function", "function": one}, {"type": "function", "function": two}])
-    assert stack.sent()[0] == stack.sent()[1]
+    use = {"type": "tool_use", "id": "c1", "name": "patch", "input": {"input": "raw"}}
+    blocks: Items = [user("a"), {"role": "assistant", "content": [{"type": "text", "text": "b"}, use]}]
+    blocks.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "ok"}]})
+    shaped = [{**tool, "input_schema": tool["parameters"]} for tool in (one, two)]
+    own = [{key: value for key, value in tool.items() if key != "parameters"} for tool in shaped]
+    asked: dict[str, Any] = {"model": "policy", "max_tokens": 99, "messages": blocks, "tools": own}
+    await messages_client.client(stack, execution="g.2.0").messages.create(**asked)
+    assert stack.sent()[0] == stack.sent()[1] == stack.sent()[2]
     assert "tool of type web_search left out" in stack.calls()[0].notes
 
 

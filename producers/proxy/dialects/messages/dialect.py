@@ -14,14 +14,13 @@ is the sampled text; the wrapped form in a history means the text in it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from gyre_engine.trees.conversation import Author, Message, ToolCall, steady
-from producers.proxy.dialects.body import few, flat, ignored, limit, load, model_of, require_flat, text
+from producers.proxy.dialects.body import few, flat, ignored, limit, load, model_of, require_flat, spelled, text
 from producers.proxy.dialects.messages.stream import UNPARSED, MessagesStream, content, ending, error_body, status, usage
 from producers.proxy.dialects.port import Counts, Refuses, Whole
 from producers.proxy.exchange import Answer, Ask, ProxyError, malformed
@@ -237,7 +236,7 @@ def _tool_use(block: dict[str, Any], where: str) -> ToolCall:
     if isinstance(wrapped, dict) and isinstance(wrapped.get("raw"), str):
         arguments = wrapped["raw"]
     else:
-        arguments = given if isinstance(given, str) else json.dumps(given if given is not None else {}, ensure_ascii=False)
+        arguments = given if isinstance(given, str) else spelled(given if given is not None else {})
     return ToolCall(text(block.get("id")), block["name"], arguments)
 
 

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from gyre_engine.trees.conversation import Author, Message, ToolCall
-from producers.proxy.dialects.body import text
+from producers.proxy.dialects.body import spelled, text
 from producers.proxy.dialects.responses.output import origin
 from producers.proxy.dialects.responses.tools import Tools, as_arguments
 from producers.proxy.exchange import ProxyError, malformed
@@ -199,4 +197,4 @@ def _content(content: Any, where: str) -> tuple[str, str]:
 
 def _json(value: Any) -> str:
     """A value as text that does not depend on the order of keys."""
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    return spelled(value, sort=True)

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from gyre_engine.trees.conversation import ToolCall
-from producers.proxy.dialects.body import few
+from producers.proxy.dialects.body import few, spelled
 from producers.proxy.exchange import malformed
 
 _SCHEMA_ORDER = {name: at for at, name in enumerate(("type", "description", "properties", "required"))}
@@ -85,7 +85,7 @@ def free_text(arguments: str) -> str:
 
 def as_arguments(free: str) -> str:
     """A custom tool's input as arguments of the function that it is offered as."""
-    return orjson.dumps({"input": free}).decode()
+    return spelled({"input": free})
 
 
 def _flat(raw: Any) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
