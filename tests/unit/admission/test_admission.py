@@ -97,7 +97,7 @@ def admit(*events: Event, config: AdmissionSettings = SETTINGS) -> GroupAdmitted
 
 
 def test_c20_the_baseline_is_over_executions_and_every_trajectory_inherits_its_execution_s_advantage() -> None:
-    """A: reward 1, three trajectories; B: reward 0, one. Mean 0.5, population deviation 0.5, so +1 and -1 after scaling."""
+    """C20: A: reward 1, three trajectories; B: reward 0, one. Mean 0.5, population deviation 0.5, so +1 and -1 after scaling."""
     group = admit(*whole(0, 1.0, leaves=3), *whole(1, 0.0, leaves=1))
     a, b = group.executions
     assert (group.mean, group.deviation, group.trains) == (0.5, 0.5, True)

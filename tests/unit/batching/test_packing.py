@@ -128,7 +128,7 @@ def test_packing_is_deterministic_and_survives_msgpack(works, max_tokens):
 
 
 def test_c21_an_advantage_lies_on_exactly_the_sampled_tokens():
-    """Prompt 4, sampled 3, tool 5, sampled 2 (positions 4-6 and 12-13), advantage 0.7; a longer row beside it."""
+    """C21: Prompt 4, sampled 3, tool 5, sampled 2 (positions 4-6 and 12-13), advantage 0.7; a longer row beside it."""
     first = work("a", [(-1, 14)], [4, 5, 6, 12, 13], advantage=0.7)
     second = work("b", [(-1, 20)], [2, 19], advantage=-1.0)
     (step,) = pack([first, second], 100, aggregate="token")

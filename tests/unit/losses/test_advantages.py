@@ -10,7 +10,7 @@ from gyre_engine.losses import divisor_share, group_advantages
 
 
 def test_c20_the_baseline_counts_executions_and_never_branches():
-    """A (reward 1, 3 trajectories) and B (reward 0, 1 trajectory): baseline 0.5, centred +0.5 and -0.5."""
+    """C20: A (reward 1, 3 trajectories) and B (reward 0, 1 trajectory): baseline 0.5, centred +0.5 and -0.5."""
     group = group_advantages([1.0, 0.0])
     assert group.baseline == 0.5
     assert group.centred == (0.5, -0.5)

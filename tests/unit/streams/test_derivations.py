@@ -77,6 +77,7 @@ def test_a_call_becomes_a_node_and_a_closing_the_tree_both_with_ids_of_their_cau
 
 @pytest.mark.parametrize("value", [b'{"v":', None, b"", b"\x80"])
 def test_c39_a_record_that_cannot_be_read_is_a_dead_letter_and_quarantines_its_execution(value: bytes | None) -> None:
+    """C39: whatever the bytes are."""
     trees = TrajectoryTrees()
     bad = Raw("model-calls", 2, 9, b"g.0.0", value, 70)
     with pytest.raises(CodecError) as error:

@@ -38,6 +38,7 @@ def _node(call: ModelCall) -> TreeNode:
 
 @pytest.mark.parametrize("room", [40, 130, 1000])
 def test_c23_each_execution_keeps_its_count_and_its_weight_however_it_is_cut(room: int) -> None:
+    """C23: 3, 50, 7 and 200 trained tokens, cut in three ways."""
     works = [execution(count, f"g.{index}.0") for index, count in enumerate(COUNTS)]
     assert [work.trained_tokens for work in works] == list(COUNTS)
     targets = dict.fromkeys((work.execution for work in works), 0)

@@ -59,16 +59,20 @@ def compacted(summary_parent: str | None, **summary: object) -> Agent:
 
 
 def test_c27_a_title_call_is_no_main_and_a_summary_over_the_main_context_is_one() -> None:
+    """C27: the title call is its own root and not main; main and main-summary are both there."""
     bridged = compacted("c3", shape="agent without tools", messages=8)
     assert bridged.roles() == [M, SIDE, M, M, MS, M, M]
+    assert [call.call for call in bridged.grown.calls if call.parent is None] == ["c0", "c1"]
 
 
 def test_c27_a_summary_rendered_anew_on_its_own_root_is_known_by_its_messages() -> None:
+    """C27: also where the summary call shares no prefix with what it sums up."""
     rendered = compacted(None, shape="summariser", messages=8)
     assert rendered.roles() == [M, SIDE, M, M, MS, M, M]
 
 
 def test_c27_one_trajectory_is_main_and_five_train_every_token_of_the_agent_once() -> None:
+    """C27: 4 + 5 + 6 sampled by main, 7 by its summary, 4 + 5 in the new context; 3 by the title call."""
     for agent in (compacted("c3", shape="x", messages=8), compacted(None, shape="x", messages=8)):
         closed = agent.closed()
         assert closed.delivered == 1.0
@@ -77,6 +81,8 @@ def test_c27_one_trajectory_is_main_and_five_train_every_token_of_the_agent_once
         five = select(EXECUTION, closed.nodes, SelectionSettings(5))
         assert {t.role for t in five.trajectories} == {"main", "main-summary"}
         assert five.trained_tokens == 4 + 5 + 6 + 7 + 4 + 5
+        taken = [(one.node, at) for ranges in five.ranges for one in ranges for at in range(one.start, one.stop)]
+        assert len(taken) == len(set(taken)) and {node for node, _ in taken} == {"c0", "c2", "c3", "c4", "c5", "c6"}
         assert [(out.what, out.reason, out.tokens) for out in five.left_out] == [("c1", "role side", 3)]
 
 
@@ -118,7 +124,7 @@ def test_of_two_samples_of_one_prompt_the_one_that_goes_on_is_kept() -> None:
 
 
 def test_c16_a_rewritten_history_branches_inside_the_answer_and_abandons_nothing() -> None:
-    """The template drops the thinking of turn 1: turn 2 leaves turn 1's path at its first sampled token."""
+    """C16: The template drops the thinking of turn 1: turn 2 leaves turn 1's path at its first sampled token."""
     agent = Agent()
     agent.call(None, None, 10, 8)
     agent.call("c0", 10, 7, 4, messages=4)
