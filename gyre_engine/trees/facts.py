@@ -54,7 +54,7 @@ class CallFacts(msgspec.Struct, frozen=True, gc=False):
 Fact = CallFacts | ProxyOwns | ExecutionClosed
 
 
-class RecordedFact(msgspec.Struct, frozen=True):
+class RecordedFact(msgspec.Struct, frozen=True, gc=False):
     """A fact and the envelope it came in."""
 
     id: str
@@ -62,32 +62,32 @@ class RecordedFact(msgspec.Struct, frozen=True):
     fact: Fact
 
 
-class _Span(msgspec.Struct):
+class _Span(msgspec.Struct, gc=False):
     version: int
 
 
-class _Body(msgspec.Struct):
-    """The fields of a model call that are asked for."""
+class _Body(msgspec.Struct, gc=False):
+    """The fields of a model call that are asked for, in the order in which they are written: so each is found at once."""
 
     execution: str
     call: str
     number: int
     owner_epoch: int
+    parent: str | None
     prefix_len: int
     new_input_ids: bytes
     output_ids: bytes
     logprobs: bytes
     weight_spans: list[_Span]
-    shape: str
+    continuity: Continuity
     tools: int
     messages: int
-    continuity: Continuity
-    parent: str | None
+    shape: str
     untrainable: str | None = None
     role: Role | None = None
 
 
-class _Envelope(msgspec.Struct):
+class _Envelope(msgspec.Struct, gc=False):
     type: str
     v: int
     id: str
@@ -137,7 +137,7 @@ def _of_body(body: _Body) -> CallFacts:
 
 def _counted(call: ModelCall | _Body, new_input: int, output: int, logprobs: int) -> CallFacts:
     """A call and the lengths of its arrays. The fields go by position: this runs once a record."""
-    versions = [span.version for span in call.weight_spans] or [0]
+    oldest, newest = _versions(call)
     return CallFacts(
         call.execution,
         call.call,
@@ -152,7 +152,16 @@ def _counted(call: ModelCall | _Body, new_input: int, output: int, logprobs: int
         call.tools,
         call.messages,
         call.continuity,
-        min(versions),
-        max(versions),
+        oldest,
+        newest,
         call.role,
     )
+
+
+def _versions(call: ModelCall | _Body) -> tuple[int, int]:
+    """The oldest and the newest that sampled; most calls have one."""
+    spans = call.weight_spans
+    if len(spans) == 1:
+        return spans[0].version, spans[0].version
+    versions = [span.version for span in spans] or [0]
+    return min(versions), max(versions)
