@@ -154,13 +154,24 @@ LIMITS = Limits(memory_mb=4096)
 
 @asynccontextmanager
 async def bench(
-    folder: Path, *, context: int = 1 << 20, max_tokens: int = 8192, roles: tuple[RoleRule, ...] = ()
+    folder: Path,
+    *,
+    context: int = 1 << 20,
+    max_tokens: int = 8192,
+    roles: tuple[RoleRule, ...] = (),
+    wait_limit_s: float = 1800.0,
 ) -> AsyncIterator[Bench]:
     """A bench without cells."""
     log, seen, engines = MemoryLog(), list[Seen](), dict[str, ScriptedEngine]()
     sampling = RunSampling(max_tokens=max_tokens)
     settings = ProxySettings(
-        MODEL, Path("unused"), models={"policy": "policy"}, context_limit=context, sampling=sampling, roles=roles
+        MODEL,
+        Path("unused"),
+        models={"policy": "policy"},
+        context_limit=context,
+        sampling=sampling,
+        roles=roles,
+        wait_limit_s=wait_limit_s,
     )
     router = Router(lambda url: engines[url.removeprefix("scripted://")])
     service = Service(settings, Desk(router, Outbox(log), Rendering(ChatTokenizer.load(MODEL), "qwen3")))
