@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import platform
 import sys
@@ -74,6 +75,7 @@ def check_environment(settings: HarborSettings) -> None:
         factory = importlib.import_module("harbor.environments.factory").EnvironmentFactory
     except ImportError as error:
         raise HarborError(f"Harbor cannot be imported: {error}. Install it anew: `uv sync --extra harbor`") from error
+    logging.getLogger("harbor.utils.logger").setLevel(logging.WARNING)  # it sets itself to DEBUG, in our log
     name, known = settings.environment, factory.registered_names()
     if ":" not in name and name not in known:
         raise HarborError(

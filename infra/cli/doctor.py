@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -32,7 +33,7 @@ class Diagnosis:
 
 def examine(tasks: Path | None = None) -> list[Diagnosis]:
     """Everything that can be said without starting anything."""
-    checks: tuple[Callable[[], Diagnosis], ...] = (_python, _java, _sandbox, _memory, _disk, _cores, _sglang)
+    checks: tuple[Callable[[], Diagnosis], ...] = (_python, _java, _sandbox, _memory, _disk, _cores, _sglang, _harbor)
     found = [check() for check in checks]
     return [*found, *(_tasks(tasks) if tasks else ())]
 
@@ -76,6 +77,14 @@ def _sglang() -> Diagnosis:
     if SGLANG.exists():
         return Diagnosis("sglang", False, str(SGLANG))
     return Diagnosis("sglang", False, 'not installed; only cells.engine = "sglang" needs it: `make install-sglang`')
+
+
+def _harbor() -> Diagnosis:
+    try:
+        return Diagnosis("harbor", False, metadata.version("harbor"))
+    except metadata.PackageNotFoundError:
+        remedy = "`uv sync --python 3.12 --extra harbor`"
+        return Diagnosis("harbor", False, f"not installed; only Harbor's agents and environments need it: {remedy}")
 
 
 def _tasks(folder: Path) -> Iterator[Diagnosis]:

@@ -14,14 +14,15 @@ if importlib.util.find_spec("harbor") is None:
     pytest.skip("Harbor is not installed: it needs Python 3.12 or newer and `uv sync --extra harbor`", allow_module_level=True)
 
 from consumers.scoring.harbor_verifier import HarborVerifier
-from consumers.scoring.port import Score, ScoredExecution
+from consumers.scoring.port import Score, ScoredExecution, Scorer
 from gyre_engine.events import Event
-from gyre_engine.events.executions import Discarded, Dispatched, Finished
+from gyre_engine.events.executions import Discarded, Dispatched, Ending, Finished
 from gyre_engine.harbor import HarborSettings
+from gyre_engine.log.memory import MemoryLog
 from gyre_engine.sandbox import Isolation, SandboxUnavailable, sandbox_available
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.tasks import Source, Task, read_task
-from gyre_engine.work_product import unpack
+from gyre_engine.work_product import pack, unpack
 from producers.runner.execution import Execution, Outside
 from producers.runner.harbor import find_agent
 from producers.runner.harnesses import HarnessSettings
@@ -95,13 +96,33 @@ def left(end: Finished | Discarded, folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file() and not p.is_symlink()}
 
 
-async def score(end: Finished | Discarded, task: Task, folder: Path, where: HarborSettings | None = None) -> Score:
-    """By the verifier, apart."""
-    assert isinstance(end, Finished), end
-    group, index, attempt = end.execution.rsplit(".", 2)
-    dispatched = Dispatched(
-        execution=end.execution, group=group, index=int(index), attempt=int(attempt), group_size=1, group_number=0, class_number=0,
+def finished(folder: Path, files: dict[str, str], log: MemoryLog | None = None) -> Finished:
+    """An execution of the task `one` whose agent left these files."""
+    root = folder / "root"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    work = pack(root)
+    (folder / "work.tar").write_bytes(work.data)
+    end = Finished(
+        execution=NAME, ending=Ending.COMPLETED, work_url=f"file://{folder}/work.tar", work_hash=work.sha256, did_work=True,
+        served_us=1, wall_us=1,
+    )  # fmt: skip
+    if log is not None:
+        log.append_all([dispatched(NAME), end])
+    return end
+
+
+def dispatched(name: str) -> Dispatched:
+    group, index, attempt = name.rsplit(".", 2)
+    return Dispatched(
+        execution=name, group=group, index=int(index), attempt=int(attempt), group_size=1, group_number=0, class_number=0,
         query="one", source="tasks", split="train", harness="harbor:worker", weight_version=0,
     )  # fmt: skip
-    verifier = HarborVerifier(where or environment(folder), folder / "run" / "scratch")
-    return await verifier.score(ScoredExecution(dispatched, end, "id", task))
+
+
+async def score(end: Finished | Discarded, task: Task, folder: Path, scorer: Scorer | None = None) -> Score:
+    """By the verifier, apart."""
+    assert isinstance(end, Finished), end
+    scorer = scorer or HarborVerifier(environment(folder), folder / "run" / "scratch")
+    return await scorer.score(ScoredExecution(dispatched(end.execution), end, "id", task))

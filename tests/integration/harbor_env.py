@@ -31,6 +31,7 @@ class BubbleEnvironment(BaseEnvironment):
 
     survivors: ClassVar[list[str]] = []
     stopped: ClassVar[list[str]] = []
+    users: ClassVar[set[str | int | None]] = set()
 
     def __init__(self, *given: Any, folder: str = "/tmp/bubbles", broken: bool = False, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -52,6 +53,7 @@ class BubbleEnvironment(BaseEnvironment):
         self._host(self._image.workdir).mkdir(parents=True, exist_ok=True)
         await self.ensure_dirs(self._mount_targets(writable_only=True))
         for copy in self._image.copies:
+            self._host(copy.target if copy.into else str(Path(copy.target).parent)).mkdir(parents=True, exist_ok=True)
             for source in copy.sources:
                 shutil.copy(
                     self.environment_dir / source, self._host(copy.target) / source if copy.into else self._host(copy.target)
@@ -90,6 +92,7 @@ class BubbleEnvironment(BaseEnvironment):
         self, command: str, cwd: str | None = None, env: dict[str, str] | None = None, timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:  # fmt: skip
+        type(self).users.add(self._resolve_user(user))
         where = cwd or self.task_env_config.workdir or self._image.workdir
         given = {
             "PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin",

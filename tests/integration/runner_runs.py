@@ -20,7 +20,8 @@ from gyre_engine.sandbox.bridge import open_bridge
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.tasks import Source, load_catalog
 from producers.runner.execution import Outside
-from producers.runner.harnesses import HarnessSettings, find_harness
+from producers.runner.harnesses import HarnessSettings
+from producers.runner.process import harness_of
 from producers.runner.proxy_client import ProxyClient
 from producers.runner.runner import Runner
 from producers.runner.settings import RunnerSettings
@@ -49,9 +50,7 @@ async def runner_on(log: MemoryLog, settings: RunnerSettings, folder: Path) -> A
     bridge = await open_bridge(socket, "127.0.0.1", port)
     isolation = sandbox_available() if settings.sandboxed else Isolation.NONE
     try:
-        yield Runner(
-            log, load_catalog(settings.sources), Outside(settings, isolation, find_harness(settings.harness), proxy, str(socket))
-        )
+        yield Runner(log, load_catalog(settings.sources), Outside(settings, isolation, harness_of(settings), proxy, str(socket)))
     finally:
         await proxy.aclose()
         await bridge.close()

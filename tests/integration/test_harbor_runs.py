@@ -17,17 +17,21 @@ import pytest
 from tests.integration.harbor_bench import (  # isort: skip - says why all of this is skipped
     DOCKERFILE, Run, environment, left, score, settings_for, task,
 )  # fmt: skip
+from consumers.scoring.harbor_verifier import HarborVerifier
 from gyre_engine.events.calls import Role
 from gyre_engine.events.executions import Discarded, DiscardReason, Ending, Finished, Started
 from gyre_engine.harbor import note, open_environment, stop_leftovers
 from gyre_engine.keys import mint
+from gyre_engine.log.memory import MemoryLog
 from gyre_engine.sampling.script_file import Answer
+from gyre_engine.sandbox import Limits
 from gyre_engine.tasks import TaskError, require_local
 from gyre_engine.work_product import remove_tree
+from producers.runner.harnesses import HarnessSettings
 from tests.integration.harbor_env import BubbleEnvironment
 from tests.integration.harness_bench import bench, scripted, tool_call
 from tests.integration.runner_fakes import SECRET, FakeProxy
-from tests.integration.runner_runs import never
+from tests.integration.runner_runs import events, in_order, never, run_once
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 
@@ -189,7 +193,7 @@ async def test_folders_that_are_named_are_work_too(proxy: Any, tmp_path: Path) -
     assert found == {
         "app/b": "4\n", "app/installed.txt": "installed\n", "data/x": "2\n", "logs/artifacts/a": "3\n", "srv/out": "1\n"
     }  # fmt: skip
-    assert (await score(end, given, tmp_path, kept)).reward == 1.0
+    assert (await score(end, given, tmp_path, HarborVerifier(kept, tmp_path / "scratch"))).reward == 1.0
 
 
 async def test_an_agent_that_writes_its_own_reward_plants_modules_and_links_out_is_paid_nothing(
@@ -218,6 +222,23 @@ async def test_an_agent_that_writes_its_own_reward_plants_modules_and_links_out_
         "app/answer.txt: a link to /etc",
     ):
         assert what in said, judged.flags
+
+
+async def test_a_run_starts_its_groups_in_environments_and_tries_again_what_did_not_come_up(tmp_path: Path) -> None:
+    """The runner itself: two executions of a group, then one whose environment never comes up, within a budget of two attempts."""
+    task(tmp_path)
+    log = MemoryLog()
+    oracle = {"harness": HarnessSettings(name="harbor:oracle"), "limits": Limits()}
+    await run_once(tmp_path, log, never, harbor=environment(tmp_path), **oracle)
+    ends = in_order(events(log, Finished))
+    assert [(e.execution, e.ending, e.did_work) for e in ends] == [
+        (f"g000000.{n}.0", Ending.COMPLETED, True) for n in (0, 1)
+    ] and len(events(log, Started)) == 2  # fmt: skip
+    broken = MemoryLog()
+    await run_once(tmp_path, broken, never, group_size=1, attempts=2, harbor=environment(tmp_path, broken=True), **oracle)
+    assert [(e.reason, e.final) for e in in_order(events(broken, Discarded))] == [
+        (DiscardReason.ENVIRONMENT, False), (DiscardReason.ENVIRONMENT, True)
+    ] and events(broken, Started) == []  # fmt: skip
 
 
 async def test_environments_of_a_dead_runner_are_stopped_at_the_next_start(tmp_path: Path) -> None:
