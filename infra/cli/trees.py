@@ -21,6 +21,8 @@ from infra.cli.errors import CommandError, nearest
 
 SHORT = 8
 """Letters of a call's name that are shown."""
+UNBOUNDED = 1_000
+"""Columns of a line that no terminal shows: nothing is cut off for those who read on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,10 @@ class Verdict:
 def draw_tree(log: Log, execution: str, settings: AdmissionSettings, console: Console, *, calls: bool = False) -> None:
     """The tree of an execution, or of the `latest` that was closed. `calls`: with a line for every call. Raises CommandError."""
     tree = _closed_tree(log, execution)
-    for line in drawing(tree, _verdict(log, tree), settings, calls=calls):
-        console.print(line, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = UNBOUNDED
+    for part in drawing(tree, _verdict(log, tree), settings, calls=calls):
+        console.print(part, highlight=False)
 
 
 def drawing(tree: TreeClosed, verdict: Verdict, settings: AdmissionSettings, *, calls: bool = False) -> tuple[Tree, str]:

@@ -60,7 +60,7 @@ def admitted(reason: str) -> GroupAdmitted:
 
 
 def drawn(log: MemoryLog, execution: str = NAME, j_max: int = 1, *, calls: bool = False) -> list[str]:
-    console = Console(width=200, no_color=True)
+    console = Console(width=80, no_color=True)
     with console.capture() as said:
         draw_tree(log, execution, settings(j_max), console, calls=calls)
     return [line.rstrip() for line in said.get().splitlines()]
@@ -88,6 +88,13 @@ def test_an_execution_that_trains_is_drawn_with_what_was_taken_and_left_and_why(
         "      left out: 8 tokens, their calls may not be trained on (`untrainable` in model-calls)",
         "at most 1 trajectories an execution (selection.j_max), by class: main, main-summary, sub-agent, sub-agent-summary",
     ]
+
+
+def test_a_terminal_gets_whole_lines_folded() -> None:
+    console = Console(width=60, no_color=True, force_terminal=True)
+    with console.capture() as said:
+        draw_tree(log_with(admitted("")), NAME, settings(1), console)
+    assert "of their 1,070 unmasked tokens)" in " ".join(said.get().replace("│", " ").split())
 
 
 def test_every_call_is_shown_where_it_is_asked_for() -> None:
