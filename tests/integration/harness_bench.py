@@ -160,6 +160,7 @@ async def bench(
     max_tokens: int = 8192,
     roles: tuple[RoleRule, ...] = (),
     wait_limit_s: float = 1800.0,
+    quiet_s: float = 10.0,
 ) -> AsyncIterator[Bench]:
     """A bench without cells."""
     log, seen, engines = MemoryLog(), list[Seen](), dict[str, ScriptedEngine]()
@@ -172,6 +173,7 @@ async def bench(
         sampling=sampling,
         roles=roles,
         wait_limit_s=wait_limit_s,
+        quiet_s=quiet_s,
     )
     router = Router(lambda url: engines[url.removeprefix("scripted://")])
     service = Service(settings, Desk(router, Outbox(log), Rendering(ChatTokenizer.load(MODEL), "qwen3")))

@@ -94,6 +94,66 @@ async def test_a_full_context_ends_it_and_keeps_what_is_there(name: str, tmp_pat
     assert (ran.end.ending, ran.end.did_work) == (Ending.CONTEXT_LIMIT, False)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("name", "patience_s"), [("codex", 4.0), ("qwen-code", 4.0), ("claude-code", 60.0)])
+async def test_a_silent_engine_is_waited_for_beyond_the_client_s_own_patience(
+    name: str, patience_s: float, tmp_path: Path
+) -> None:
+    """Codex counts real events as life, Qwen Code the headers; Claude Code counts neither pings nor headers, so its limit is what
+    the adapter sets. The first token comes SILENCE_S after the request."""
+    needs(name)
+    gate = Gate()
+    async with bench(tmp_path, quiet_s=1.0) as on:
+        engine = scripted(
+            Answer(last=("seed.txt",), text="Done."), Answer(text=LOOK[name].replace("echo x", "ls; echo x")), gate=gate
+        )
+        on.cell("a", 0, engine)
+
+        async def wake() -> int:
+            while not engine.requests:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(SILENCE_S)  # the time that is tested
+            status = on.seen[-1].status
+            await gate.open()
+            return status
+
+        waking = asyncio.create_task(wake())
+        ran = await on.run(name, "Look around.", call_limit_s=patience_s)
+    assert await waking == 200
+    assert isinstance(ran.end, Finished) and ran.end.ending is Ending.COMPLETED
+    assert (ran.roles(), len([seen for seen in on.seen if seen.method == "POST"])) == ([Role.MAIN] * 2, 2)
+
+
+SILENCE_S = 8.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_connection_that_drops_before_the_first_token_costs_nothing(name: str, tmp_path: Path) -> None:
+    """Every client asks again; nothing was sampled for the first request, so nothing of it is recorded."""
+    needs(name)
+    gate = Gate()
+    async with bench(tmp_path) as on:
+        engine = scripted(
+            Answer(last=("seed.txt",), text="Done."), Answer(text=LOOK[name].replace("echo x", "ls; echo x")), gate=gate
+        )
+        on.cell("a", 0, engine)
+
+        async def drop() -> None:
+            while not engine.requests:
+                await asyncio.sleep(0.02)
+            on.drop()
+            await gate.open()
+
+        dropping = asyncio.create_task(drop())
+        ran = await on.run(name, "Look around.")
+        await dropping
+    assert isinstance(ran.end, Finished) and ran.end.ending is Ending.COMPLETED
+    assert (ran.roles(), ran.tree.delivered) == ([Role.MAIN] * 2, 1.0)
+
+
 async def dropped(name: str, folder: Path) -> Ran:
     """The proxy's connections end in the middle of the first answer; afterwards it is there again."""
     needs(name)
