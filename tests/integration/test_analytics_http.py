@@ -100,6 +100,7 @@ def test_a_stream_that_is_left_in_the_middle_hangs_nobody(reader, server):
 
 
 def test_c49_a_query_beside_an_open_stream_is_answered(server, reader, numbers):
+    """C49: a count while a stream over the 1,000 rows is open."""
     with httpx.stream("POST", server.url, content=f"SELECT n, repeat(s, 2000) FROM {numbers}, numbers(3)") as stream:
         pieces = stream.iter_raw()
         next(pieces)
@@ -107,6 +108,7 @@ def test_c49_a_query_beside_an_open_stream_is_answered(server, reader, numbers):
 
 
 def test_c49_a_second_folder_in_one_process_is_refused_by_name(server, tmp_path):
+    """C49: chDB can hold one folder a process."""
     with pytest.raises(RuntimeError, match="can hold only one"):
         Embedded(EngineSettings(tmp_path / "other"), Users(PASSWORD))
 

@@ -92,7 +92,7 @@ def recorded(log, topic):
 
 
 def test_c44_a_hundred_calls_twice_in_other_batches_count_once(store, ask):
-    """Call n has n + 1 output tokens: 1 + 2 + ... + 100 = 5,050."""
+    """C44: Call n has n + 1 output tokens: 1 + 2 + ... + 100 = 5,050."""
     log = MemoryLog(run="c44")
     for n in range(100):
         log.append(call(n, tokens=n + 1), id=f"e{n}")
@@ -102,6 +102,8 @@ def test_c44_a_hundred_calls_twice_in_other_batches_count_once(store, ask):
             store.insert("model-calls", records[start : start + size])
     found = ask("SELECT count(), sum(output_tokens), sum(prompt_tokens) FROM model_calls WHERE run = 'c44'")
     assert found == [(100, 5050, 1000)]
+    a_second = ask("SELECT sum(calls), sum(sampled), sum(prompted) FROM tokens_per_second WHERE run = 'c44'")
+    assert [round(value * 10) for value in a_second[0]] == [100, 5050, 1000]
 
 
 def test_a_batch_that_is_sent_again_is_dropped_by_its_token(store, ask):
@@ -152,6 +154,7 @@ def test_a_log_that_was_made_anew_under_the_same_name_is_read_from_its_beginning
 
 
 def test_c46_newer_fields_stop_nothing_and_are_counted(store, settings, ask):
+    """C46: 10 events of this version, then 10 with the field `probe_x`."""
     log = MemoryLog(run="c46")
     for n in range(20):
         event = ToolCalled(execution="g.0.0", call="c", tool_call=f"t{n}", name="bash", arguments="ls")
@@ -169,6 +172,7 @@ def test_c46_newer_fields_stop_nothing_and_are_counted(store, settings, ask):
 
 
 def test_c49_keys_with_dots_read_back_unchanged(store, settings, ask):
+    """C49: the key `a.b` beside an `a` that holds a `b`, in a config and in a map."""
     config = '{"a.b":1,"a":{"b":2}}'
     log = MemoryLog(run="c49")
     log.append(

@@ -85,6 +85,7 @@ def test_readers_get_past_aborted_transactions(kafka_log: KafkaLog) -> None:
 
 @pytest.mark.parametrize(("start", "end", "expected"), [(0, 5, []), (3, 12, [10]), (12, 20, []), (5, 24, [10]), (0, 99, [10])])
 def test_a_replay_over_a_range_with_holes_ends(open_log: Open, start: int, end: int, expected: list[int]) -> None:
+    """C42: any range of offsets, whether it begins or ends in a hole or beyond the end."""
     log = open_log()
     transaction(log, range(10), commit=False)
     transaction(log, range(10, 11), commit=True)

@@ -191,13 +191,16 @@ GROUP = "streams-trajectory-trees"
 
 
 def test_c36_a_clean_restart_handles_nothing_again(kafka_log: KafkaLog, start: Start) -> None:
+    """C36: 5 events, stop, start, and the last one again under its own event id and under another."""
     kafka_log.append_all([call("g.0.0", number) for number in range(5)])
     worker = start(kafka_log.run, only=TREES)
     first = until(kafka_log, "trees", lambda found: len(nodes(found)) >= 5)
     stop(worker)
     assert committed(kafka_log, GROUP, "model-calls") == kafka_log.ends(["model-calls"])
     worker = start(kafka_log.run, only=TREES)
-    kafka_log.append(call("g.0.0", 4)).result()
+    again = max(kafka_log.read("model-calls"), key=lambda record: record.offset)
+    kafka_log.append(again.event, id=again.id).result()
+    kafka_log.append(again.event).result()
     kafka_log.append(closing("g.0.0", 5)).result()
     after = until(kafka_log, "trees", lambda found: any(isinstance(r.event, TreeClosed) for r in found))
     stop(worker)
@@ -206,6 +209,7 @@ def test_c36_a_clean_restart_handles_nothing_again(kafka_log: KafkaLog, start: S
 
 
 def test_c36_a_second_worker_that_joins_midway_changes_no_tree(kafka_settings: KafkaSettings, start: Start) -> None:
+    """C36: 4 partitions, a second worker midway."""
     four = replace(kafka_settings, partitions=4)
     ensure_topics(four, run := f"four-{os.getpid()}-{time.time_ns()}")
     log = KafkaLog(four, run)
@@ -230,6 +234,7 @@ def test_c36_a_second_worker_that_joins_midway_changes_no_tree(kafka_settings: K
 
 
 def test_c38_an_event_whose_handler_raised_is_handled_after_all(kafka_log: KafkaLog, start: Start, tmp_path: Path) -> None:
+    """C38: 9 events, the handler raises once at the 5th."""
     kafka_log.append_all([call("g.0.0", number) for number in range(9)])
     place = kafka_log.ends(["model-calls"])
     worker = start(kafka_log.run, only=TREES, trap=tmp_path / "raised")
@@ -244,6 +249,7 @@ def test_c38_an_event_whose_handler_raised_is_handled_after_all(kafka_log: Kafka
 
 
 def test_c39_bad_records_are_dead_letters_and_the_good_ones_go_on(kafka_log: KafkaLog, start: Start) -> None:
+    """C39: a good event, `{"v":`, a null value, an unknown type, a good event."""
     unknown = encode(Recorded("i", kafka_log.run, 1, None, call("bad.0.0", 0))).replace(b"model-call", b"model-cell")
     kafka_log.append(call("g.0.0", 0)).result()
     for value in (b'{"v":', None, unknown):
