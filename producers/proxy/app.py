@@ -61,8 +61,8 @@ class _Endpoints:
 
         async def endpoint(request: Request) -> Response:
             execution, ask = await self._ask(request, dialect)
-            call = await self._service.open_call(execution, ask)
-            return Reply(call, dialect, ask, quiet_s=self._service.settings.quiet_s)
+            begun = self._service.open_call(execution, ask)
+            return Reply(begun, dialect, ask, quiet_s=self._service.settings.quiet_s)
 
         return endpoint
 

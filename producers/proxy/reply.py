@@ -2,16 +2,16 @@
 
 promises  a client that is gone leaves its call at once; an answer counts as delivered only when its last byte was
           handed over to a client that was still there; a stream opens within `quiet_s` and never falls silent for
-          longer
+          longer, also while its call waits for the log before it begins
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,6 +21,8 @@ from producers.proxy.exchange import Answer, Ask, Piece, ProxyError
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
+WAITING = b": waiting\n\n"
+"""A comment: life in every dialect while there is no call yet that an event could name."""
 
 
 class Answering(Protocol):
@@ -67,8 +69,9 @@ class Answering(Protocol):
 class Reply(Response):
     """The answer to one client, in the words of its dialect."""
 
-    def __init__(self, call: Answering, dialect: Dialect, ask: Ask, *, quiet_s: float) -> None:
-        self._call = call
+    def __init__(self, begun: Coroutine[Any, Any, Answering], dialect: Dialect, ask: Ask, *, quiet_s: float) -> None:
+        """`begun`: the call, once there is one; or its refusal."""
+        self._begun = asyncio.ensure_future(begun)
         self._dialect = dialect
         self._ask = ask
         self._quiet_s = quiet_s
@@ -86,7 +89,19 @@ class Reply(Response):
             for task in (answering, watching):
                 task.cancel()
             await asyncio.wait({answering, watching})
+            self._leave()
+
+    def _leave(self) -> None:
+        """The call, or the wait for one."""
+        if not self._begun.done():
+            self._begun.cancel()
+        elif not self._begun.cancelled() and self._begun.exception() is None:
             self._call.leave()
+
+    @property
+    def _call(self) -> Answering:
+        """Once it has begun."""
+        return self._begun.result()
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -95,10 +110,37 @@ class Reply(Response):
 
     async def _answer(self, send: Send) -> None:
         with contextlib.suppress(OSError):
-            if self._ask.stream:
+            if (refusal := await self._refusal(send)) is not None:
+                await self._respond_or_break(send, refusal)
+            elif self._ask.stream:
                 await self._streamed(send)
             else:
                 await self._whole(send)
+
+    async def _refusal(self, send: Send) -> ProxyError | None:
+        """Why there is no call, once that is known; a stream shows life until then."""
+        while not (await asyncio.wait({self._begun}, timeout=self._quiet_s if self._ask.stream else None))[0]:
+            await self._send(send, WAITING)
+        problem = self._begun.exception()
+        if problem is None or isinstance(problem, ProxyError):
+            return problem
+        raise problem
+
+    async def _respond_or_break(self, send: Send, problem: ProxyError) -> None:
+        """A refusal that stands in no call's account."""
+        if not self._opened:
+            await _respond(send, self._dialect.error(problem))
+            return
+        stream = self._dialect.stream(self._ask, "refused", 0)
+        await self._send(send, stream.opening() + stream.broken(problem))
+        await _close(send)
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        """A piece of a stream, which it opens."""
+        if not self._opened:
+            await _open(send)
+            self._opened = True
+        await send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _whole(self, send: Send) -> None:
         outcome = await self._outcome()
@@ -117,12 +159,9 @@ class Reply(Response):
 
     async def _streamed(self, send: Send) -> None:
         async for data in self._chunks(send):
-            if not self._opened:
-                await _open(send)
-                self._opened = True
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await self._send(send, data)
         if self._opened:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await _close(send)
             if isinstance(self._call.outcome, Answer):
                 self._delivered()
 
@@ -173,6 +212,10 @@ class Reply(Response):
 async def _open(send: Send) -> None:
     headers = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _close(send: Send) -> None:
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _respond(send: Send, whole: Whole) -> None:

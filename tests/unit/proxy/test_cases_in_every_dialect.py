@@ -93,6 +93,37 @@ async def test_c03_a_character_cut_by_a_chunk_stays_whole_in_text_and_arguments(
     assert stack.calls()[1].output_ids.tolist() == list(ids[:5])
 
 
+def whole(dialect: str, body: dict[str, Any]) -> tuple[str, list[Any]]:
+    """Text and tool calls' arguments of an answer that was not streamed."""
+    if dialect == "chat":
+        message = body["choices"][0]["message"]
+        return message.get("content") or "", [call["function"]["arguments"] for call in message.get("tool_calls", [])]
+    if dialect == "messages":
+        blocks = body["content"]
+        return "".join(block.get("text", "") for block in blocks), [block["input"] for block in blocks if "input" in block]
+    texts = [part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"]]
+    return "".join(texts), [item["arguments"] for item in body["output"] if item["type"] == "function_call"]
+
+
+@each_dialect
+async def test_c03_wherever_an_answer_is_cut_it_says_the_same_streamed_and_whole(stack: Stack, dialect: str) -> None:
+    """C03: cut after each of its ids, inside characters of the reasoning, the text and the arguments too."""
+    ids = tuple(stack.rendering.tokenizer.encode("<think>\n好\n</think>\n\n😀 x" + tool_call("bash", '{"a": "好"}')))
+    for length in range(1, len(ids) + 1):
+        cut = Script(ids[:length], finish_reason=FinishReason.LENGTH, piece=1)
+        stack.says(cut, cut)
+        streamed = (await post(stack, dialect, DIALECTS[dialect].body('"q"', True, tools=True), f"g.{length}.0")).text
+        answer = (await post(stack, dialect, DIALECTS[dialect].body('"q"', False, tools=True), f"h.{length}.0")).json()
+        text, calls = whole(dialect, answer)
+        written = joined(streamed, "arguments")
+        if dialect == "messages":
+            calls, written = calls or [{}], written or "{}"
+            assert json.loads(written) == calls[0]
+        else:
+            assert written == "".join(calls)
+        assert joined(streamed, "text") == text
+
+
 @each_dialect
 @pytest.mark.parametrize("stream", [False, True])
 async def test_c04_a_lone_surrogate_becomes_the_replacement_character(stack: Stack, dialect: str, stream: bool) -> None:

@@ -117,3 +117,73 @@ def test_c10_a_sign_of_life_comes_in_every_quarter_of_a_minute_from_before_the_f
     assert client.text.count(begins) == client.text.count(ends) == 1
     [record] = [r.event for r in log.read("model-calls") if isinstance(r.event, ModelCall)]
     assert record.output_ids.tolist() == list(ids) and record.engine_calls == (2 if cause == "role switch" else 1)
+
+
+@pytest.mark.parametrize("dialect", SIGNS)
+def test_c10_a_stream_that_waits_for_the_log_shows_life_before_its_call_begins(rendering: Rendering, dialect: str) -> None:
+    """C10: the log is away for 90 s: the call of another execution has found that out before this one is asked."""
+    log = MemoryLog()
+    ids = (*rendering.tokenizer.encode("ok"), rendering.stop_ids[0])
+    engine = ScriptedEngine(lambda _: Script(ids))
+    router = Router(lambda _: engine)
+    service = Service(ProxySettings(Path("unused"), Path("unused")), Desk(router, Outbox(log), rendering), environment={})
+    wire, (_, begins, ends) = DIALECTS[dialect], SIGNS[dialect]
+    body = wire.body('"q"', True)
+    clients: list[Listener] = []
+
+    async def ask(loop: asyncio.AbstractEventLoop, execution: str) -> None:
+        at = {**scope(execution, body), "path": wire.path, "raw_path": wire.path.encode()}
+        clients.append(Listener(loop))
+        await application(service, SECRET)(at, receiver(body, asyncio.Event()), clients[-1].send)
+
+    async def work(loop: asyncio.AbstractEventLoop) -> None:
+        router.apply([started("a", 0)])
+        log.store.hold()
+        first = asyncio.ensure_future(ask(loop, "g.0.0"))
+        while not service.desk.outbox.away:
+            await asyncio.sleep(0.1)
+        second = asyncio.ensure_future(ask(loop, "g.1.0"))
+        began = loop.time()
+        await asyncio.sleep(SILENCE_S)
+        log.store.release()
+        await asyncio.gather(first, second)
+        marks = [began, *[when for when, _ in clients[1].seen], began + SILENCE_S]
+        assert max(after - before for before, after in itertools.pairwise(marks)) <= LONGEST_S
+
+    on_a_jumping_clock(work)
+    assert len(engine.requests) == 2
+    assert clients[1].text.startswith(": waiting\n\n")
+    assert clients[1].text.count(begins) == clients[1].text.count(ends) == 1
+    assert [r.event.execution for r in log.read("model-calls") if isinstance(r.event, ModelCall)] == ["g.0.0", "g.1.0"]
+
+
+@pytest.mark.parametrize("dialect", SIGNS)
+def test_a_stream_that_was_opened_while_it_waited_is_refused_inside_it(rendering: Rendering, dialect: str) -> None:
+    """The log stays away for longer than the proxy waits: the error and the end come in the stream's own words."""
+    log = MemoryLog()
+    settings = ProxySettings(Path("unused"), Path("unused"), wait_limit_s=30.0)
+    service = Service(settings, Desk(Router(lambda _: ScriptedEngine([])), Outbox(log), rendering), environment={})
+    wire = DIALECTS[dialect]
+    body = wire.body('"q"', True)
+    clients: list[Listener] = []
+
+    async def work(loop: asyncio.AbstractEventLoop) -> None:
+        log.store.hold()
+        opening = asyncio.ensure_future(service.close("g.0.0"))
+        while not service.desk.outbox.away:
+            await asyncio.sleep(0.1)
+        at = {**scope("g.1.0", body), "path": wire.path, "raw_path": wire.path.encode()}
+        clients.append(Listener(loop))
+        await application(service, SECRET)(at, receiver(body, asyncio.Event()), clients[0].send)
+        log.store.release()
+        await asyncio.gather(opening, return_exceptions=True)
+        await service.settle(60)
+
+    on_a_jumping_clock(work)
+    text = clients[0].text
+    assert text.startswith(": waiting\n\n") and text.endswith(wire.end)
+    assert "the event log did not answer" in text and text.count(BROKEN[dialect]) == 1
+
+
+BROKEN = {"chat": '"error"', "messages": "event: error", "responses": "event: response.failed"}
+"""How a stream of each dialect says that there will be no answer."""
