@@ -189,13 +189,12 @@ def _concerns(event: Event, settings: AdmissionSettings) -> bool:
 
 
 def _decided_attempt(group: _Group, index: int) -> _Attempt | None:
-    """The attempt that decides this place of the group: the first that counts, else the first that is out for good."""
+    """The attempt that decides this place of the group: the first that counts, else the newest where it is out for good."""
     attempts = [attempt for place, attempt in sorted(group.attempts.items()) if place[0] == index]
-    for decides in (_counts, _out):
-        found = next((attempt for attempt in attempts if decides(attempt)), None)
-        if found is not None:
-            return found
-    return None
+    counting = next((attempt for attempt in attempts if _counts(attempt)), None)
+    if counting is not None or not attempts:
+        return counting
+    return attempts[-1] if _out(attempts[-1]) else None
 
 
 def _counts(attempt: _Attempt) -> bool:
@@ -207,9 +206,11 @@ def _counts(attempt: _Attempt) -> bool:
 
 def _out(attempt: _Attempt) -> bool:
     """Out of training for good. A quarantined execution's end may be the very record that could not be read: do not
-    wait for it.
+    wait for it, unless it is known and another attempt follows.
     """
-    if attempt.quarantined is not None or (isinstance(attempt.ended, Discarded) and attempt.ended.final):
+    if isinstance(attempt.ended, Discarded):
+        return attempt.ended.final
+    if attempt.quarantined is not None:
         return True
     failed = isinstance(attempt.score, EvaluationFailed) or (isinstance(attempt.score, Scored) and attempt.score.placeholder)
     return failed and isinstance(attempt.ended, Finished)

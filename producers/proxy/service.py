@@ -12,7 +12,8 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -73,6 +74,7 @@ class Service:
         self.closed: dict[str, Closed] = {}
         self._over: set[str] = set()
         self._newest: dict[str, int] = {}
+        self._arrivals: dict[str, list[int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closings: dict[str, asyncio.Task[Closed]] = {}
         self.counts = {"calls": 0, "joined": 0, "refused": 0, "unusable": 0}
@@ -81,10 +83,10 @@ class Service:
         """The call that answers a request: a new one, or the one that the same body has asked for already. Raises ProxyError."""
         model = self.models.of(ask.model)
         self._admit(execution_id)
-        arrived = time.monotonic_ns()
-        await self.desk.outbox.ready(self.settings.wait_limit_s)
-        await self._ended(execution_id, ask.digest)
-        held_us = (time.monotonic_ns() - arrived) // 1000
+        with self._arrival(execution_id) as arrived:
+            await self.desk.outbox.ready(self.settings.wait_limit_s)
+            await self._ended(execution_id, ask.digest)
+            held_us = (time.monotonic_ns() - arrived) // 1000
         execution = self._execution(self._admit(execution_id))
         call = self.open[execution_id].joinable(ask.digest)
         if call is None:
@@ -94,6 +96,18 @@ class Service:
             self.counts["joined"] += 1
         call.listeners += 1
         return call
+
+    @contextmanager
+    def _arrival(self, execution_id: str) -> Iterator[int]:
+        """The agent is held up from here on, also before there is a call that counts it."""
+        arrived = time.monotonic_ns()
+        self._arrivals.setdefault(execution_id, []).append(arrived)
+        try:
+            yield arrived
+        finally:
+            self._arrivals[execution_id].remove(arrived)
+            if not self._arrivals[execution_id]:
+                del self._arrivals[execution_id]
 
     async def _ended(self, execution_id: str, digest: bytes) -> None:
         """Wait for the end of the same request's call where all its clients have left it: whoever asks again is to get an answer."""
@@ -144,7 +158,8 @@ class Service:
         if execution_id in self.closed:
             return self.closed[execution_id].held_us
         execution = self.executions.get(execution_id)
-        return execution.held_us + self.open[execution_id].held_us if execution else 0
+        arriving_us = sum(time.monotonic_ns() - arrived for arrived in self._arrivals.get(execution_id, ())) // 1000
+        return arriving_us + (execution.held_us + self.open[execution_id].held_us if execution else 0)
 
     def _begin(self, execution: Execution) -> None:
         """Own a new execution; that is logged before any record of it."""

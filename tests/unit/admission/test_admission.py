@@ -208,6 +208,17 @@ def test_a_quarantined_execution_leaves_without_waiting_for_its_end() -> None:
     assert group.trains
 
 
+def test_a_quarantined_attempt_that_is_tried_again_leaves_its_place_to_the_next() -> None:
+    """The place is the retry's, whether its dispatch or the end of the first attempt is read before the quarantine."""
+    bad, again = Quarantined(execution="g.2.0", reason="bad"), [dispatched(2, 1, size=3), finished(2, 1), closed(2, 1)]
+    for known in ([discarded(2, final=False), bad], [again[0], bad, discarded(2, final=False)]):
+        rest = [event for event in again if event not in known]
+        events = [*whole(0, 1.0, 3), *whole(1, 0.0, 3), dispatched(2, size=3), *known, *rest, scored(2, 0.5, 1)]
+        group = admit(*events)
+        assert [e.execution for e in group.executions] == ["g.0.0", "g.1.0", "g.2.1"]
+        assert [(o.what, o.reason) for o in group.left_out] == [("g.2.0", "quarantined: bad")]
+
+
 def test_evaluation_executions_are_never_admitted() -> None:
     evaluated = [dispatched(i, evaluation="e1") for i in range(2)]
     assert feed(recorded([*evaluated, *whole(0, 1.0), *whole(1, 0.0)])) == []

@@ -118,6 +118,26 @@ async def test_while_the_log_is_away_calls_wait_and_are_told_to_ask_again(make_s
     assert (await stack.client.get("/healthz")).json()["status"] == "ok"
 
 
+async def test_an_agent_that_waits_for_the_log_is_held_up_by_the_proxy(make_stack: MakeStack, monkeypatch: Any) -> None:
+    """The two clocks count it while it lasts, before there is a call, and the record keeps it."""
+    monkeypatch.setattr(outbox, "PATIENCE_S", 0.01)
+    store = MemoryStore()
+    stack = make_stack(log=MemoryLog(store))
+    stack.says("one", "two")
+    store.hold()
+    first = asyncio.ensure_future(stack.chat([user("q")], "g.0.0"))
+    await until(lambda: stack.service.desk.outbox.away)
+    second = asyncio.ensure_future(stack.chat([user("q")], "g.1.0"))
+    await until(lambda: stack.service.held_us("g.1.0") > 20_000)
+    assert "g.1.0" not in stack.service.executions
+    store.release()
+    assert [(await answer).status_code for answer in (first, second)] == [200, 200]
+    [waited] = [call.queued_us for call in stack.calls() if call.execution == "g.1.0"]
+    assert waited > 20_000
+    closed = (await stack.internal("POST", "/internal/executions/g.1.0/close")).json()
+    assert closed["held_us"] == waited and stack.service._arrivals == {}
+
+
 async def test_a_record_that_was_lost_is_put_again_before_the_next(make_stack: MakeStack, monkeypatch: Any) -> None:
     monkeypatch.setattr(outbox, "PAUSE_S", 0.0)
     store = MemoryStore()
