@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from consumers.scoring.loading import ScorerError, load_scorer
 from gyre_engine.config import SANDBOX, Config, ConfigError, DataSourceConfig, Problem
+from gyre_engine.harbor import HarborError, check_environment
 from gyre_engine.sampling.script_file import ScriptUnreadable, read_script
 from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
 from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task, task_folders
@@ -135,13 +136,17 @@ def _engine(config: Config) -> Iterator[Problem]:
 
 
 def _harness(config: Config) -> Iterator[Problem]:
+    harbor, at = wiring.harbor(config), ("harness", "name")
     try:
-        if (harbor := wiring.harbor(config)) is not None:
-            find_agent(wiring.harness(config), harbor, config.proxy.public_url)
-        else:
+        if harbor is None:
             find_harness(wiring.harness(config))
-    except HarnessError as error:
-        yield Problem(str(error), (("harness", "name"),))
+        else:
+            at = ("runner", "environment")
+            check_environment(harbor)
+            at = ("harness", "name")
+            find_agent(wiring.harness(config), harbor, config.proxy.public_url)
+    except (HarborError, HarnessError) as error:
+        yield Problem(str(error), (at,))
 
 
 def _scorer(config: Config) -> Iterator[Problem]:

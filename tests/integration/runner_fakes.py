@@ -45,10 +45,10 @@ class FakeProxy:
 
     def __init__(self, answer: Answer) -> None:
         self.answer, self.requests, self.closed, self.held_us = answer, list[tuple[str, dict[str, Any]]](), list[str](), 0
-        self.port = 0
+        self.port, self.host = 0, "127.0.0.1"
 
     async def start(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{self.port}"
 

@@ -34,6 +34,7 @@ logger = logging.getLogger("gyre.runner")
 _FETCH_S = 600.0
 """How long bringing the work to the host may take."""
 _TEARDOWN_S = 300.0
+_SAID = 300
 _DOCKERS_HOST = "host.docker.internal"
 _END = "for p in /proc/[0-9]*; do grep -qzx {mark} $p/environ 2>/dev/null && kill -9 ${{p#/proc/}}; done; true"
 _REWARDS = "ls -d /logs/verifier/reward.* 2>/dev/null; true"
@@ -139,7 +140,8 @@ class HarborPlace:
         await self._over()
         if not self._ended.is_set():
             self._stop_clock()
-        said = "" if self._raised is None else f"{type(self._raised).__name__}: {self._raised}"
+        ended_by_us = self._raised is None or isinstance(self._raised, asyncio.CancelledError)
+        said = "" if ended_by_us else f"{type(self._raised).__name__}: {self._raised}"
         return Exit(int(self._raised is not None), said.encode(), False, self._called, self._wall_s)
 
     def _stop_clock(self) -> None:
@@ -162,18 +164,20 @@ class HarborPlace:
         return trial
 
     def _watch_run(self, agent: Any) -> None:
-        """What the agent's own run raises, apart from what Harbor meets before and after it."""
-        run = agent.run
+        """What the agent's own run raises, apart from what Harbor meets before and after it. `load` is a run with a history."""
 
-        async def watched(**given: Any) -> None:
-            self._called = True
-            try:
-                await run(**given)
-            except BaseException as error:
-                self._raised = error
-                raise
+        def watched(run: Any) -> Any:
+            async def watching(*given: Any, **named: Any) -> None:
+                self._called = True
+                try:
+                    await run(*given, **named)
+                except BaseException as error:
+                    self._raised = error
+                    raise
 
-        agent.run = watched
+            return watching
+
+        agent.run, agent.load = watched(agent.run), watched(agent.load)
 
     def _config(self) -> Any:
         from harbor.models.trial.config import TaskConfig, TrialConfig, VerifierConfig
@@ -239,4 +243,10 @@ class HarborPlace:
         if not task.cancelled() and task.exception() is not None:
             return str(task.exception())
         info = self._trial.result.exception_info
-        return f"{info.exception_type}: {info.exception_message}" if info is not None else "Harbor did not say why"
+        return _middle_out(f"{info.exception_type}: {info.exception_message}") if info is not None else "Harbor did not say why"
+
+
+def _middle_out(text: str) -> str:
+    """A command line of docker's is long, and what went wrong stands at the end."""
+    text = " ".join(text.split())
+    return text if len(text) <= _SAID else f"{text[: _SAID // 3]} ... {text[-2 * _SAID // 3 :]}"
