@@ -150,6 +150,7 @@ async def test_an_execution_that_is_cancelled_counts_nowhere_and_is_not_tried_ag
     check_decision(found, Row([], found.ends, None, NOT_COUNTED, ["discarded: cancelled"]))
 
 
+@pytest.mark.slow
 async def test_two_clocks_a_queue_longer_than_the_limit_ends_nobody(tmp_path: Path) -> None:
     """No cell samples until each agent was held up for longer than its whole limit; the one that sleeps still ends by it."""
     group = group_of_three(tmp_path, [(WORK, STAYS)])

@@ -154,6 +154,17 @@ async def test_c04_a_lone_surrogate_in_a_tools_result_is_recorded_as_valid_utf_8
 
 
 @each_dialect
+async def test_c12_the_stop_token_is_recorded_and_counted(stack: Stack, dialect: str) -> None:
+    """C12: ids [a, b, EOS]: ids, log-probabilities and the usage's output tokens are 3."""
+    ids = (*stack.rendering.tokenizer.encode("xy"), stack.rendering.stop_ids[0])
+    stack.says(Script(ids))
+    usage = (await post(stack, dialect, DIALECTS[dialect].body('"q"', False))).json()["usage"]
+    [record] = stack.calls()
+    assert record.output_ids.tolist() == list(ids) and len(record.logprobs) == 3
+    assert usage["completion_tokens" if dialect == "chat" else "output_tokens"] == 3
+
+
+@each_dialect
 @pytest.mark.parametrize("stream", [False, True])
 async def test_c35_a_history_over_the_limit_is_refused_in_the_protocols_words(
     make_stack: MakeStack, dialect: str, stream: bool
