@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 import numpy as np
 
@@ -18,13 +19,16 @@ from gyre_engine.events.executions import ToolCalled
 from gyre_engine.sampling.port import Chunk, FinishReason
 from gyre_engine.trees.conversation import Author, Message, ToolCall, link, wire_id
 from gyre_engine.trees.path import call_id
-from producers.proxy.exchange import Answer, ProxyError, Usage, unavailable
-from producers.proxy.execution import Prompt
+from producers.proxy.exchange import Answer, Ask, ProxyError, Usage, too_long, unavailable
+from producers.proxy.execution import Execution, Prompt, prompt_for
 from producers.proxy.generation import Job, Sampled, sample
 from producers.proxy.outbox import Outbox
 from producers.proxy.rendering import Parsed, Rendering
+from producers.proxy.role_rules import told_role
 from producers.proxy.router import Router
+from producers.proxy.settings import ProxySettings
 from producers.proxy.shared_call import SharedCall
+from producers.proxy.size import overflow
 from producers.proxy.streamed import TextStream
 
 SHOWN = 16_384
@@ -159,6 +163,25 @@ class Call(SharedCall):
                 arguments=asked.arguments[:SHOWN],
             )
             self.desk.outbox.tell(event, derived_id((record.call,), "tool-called", 1, index=index))
+
+
+def new_call(execution: Execution, ask: Ask, desk: Desk, settings: ProxySettings, held_us: int) -> Call:
+    """A call that is yet to run: its prompt, its parameters, its role. held_us: how long it has waited for the log.
+
+    Raises ProxyError (400) where no context holds it.
+    """
+    if tokens := overflow(ask, desk.rendering.tokenizer, settings.context_limit):
+        raise too_long(tokens, settings.context_limit)
+    prompt = prompt_for(execution, ask, desk.rendering)
+    room = settings.context_limit - len(prompt.ids)
+    if room < 1:
+        raise too_long(len(prompt.ids), settings.context_limit)
+    most = settings.sampling.max_tokens
+    params = settings.sampling.params(min(room, most, ask.max_tokens or most), desk.rendering.stop_ids)
+    rid = f"{execution.id}-{uuid4().hex[:12]}"
+    job = Job(execution.id, rid, prompt.ids, params, settings.context_limit, settings.wait_limit_s)
+    role = told_role(settings.roles, ask.said_by(Author.SYSTEM), ask.said_by(Author.USER), bool(ask.tools))
+    return Call(execution, ask, desk, prompt, job, role, Sampled(held_us=held_us))
 
 
 _FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH, FinishReason.ABORT: Finish.CANCELLED}

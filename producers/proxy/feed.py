@@ -77,7 +77,7 @@ class Feed:
                 case Dispatched():
                     self._service.dispatched(event.execution)
                 case Finished() | Discarded():
-                    self._service.end(event.execution)
+                    self._service.retire(event.execution)
                 case _:
                     pass
 

@@ -24,14 +24,12 @@ from gyre_engine.events.calls import ExecutionClosed, ProxyOwns
 from gyre_engine.events.executions import ToolReturned
 from gyre_engine.sampling.sglang import SGLangEngine
 from gyre_engine.trees.conversation import Author
-from producers.proxy.call import SHOWN, Call, Desk
-from producers.proxy.exchange import Ask, execution_over, too_long, unavailable
+from producers.proxy.call import SHOWN, Call, Desk, new_call
+from producers.proxy.exchange import Ask, execution_over, unavailable
 from producers.proxy.execution import Execution, prompt_for
-from producers.proxy.generation import Job, Sampled
 from producers.proxy.histories import Histories
 from producers.proxy.models import Models
 from producers.proxy.open_calls import OpenCalls
-from producers.proxy.role_rules import told_role
 from producers.proxy.router import Connect
 from producers.proxy.settings import ProxySettings
 from producers.proxy.shared_call import SharedCall
@@ -85,35 +83,17 @@ class Service:
         self._admit(execution_id)
         with self._arrival(execution_id) as arrived:
             await self.desk.outbox.ready(self.settings.wait_limit_s)
-            await self._ended(execution_id, ask.digest)
+            await self._wait_for_deserted(execution_id, ask.digest)
             held_us = (time.monotonic_ns() - arrived) // 1000
         execution = self._execution(self._admit(execution_id))
         call = self.open[execution_id].joinable(ask.digest)
         if call is None:
-            call = self._begun(execution, ask, model, held_us)
+            call = self._start(execution, ask, model, held_us)
             self.counts["calls"] += 1
         else:
             self.counts["joined"] += 1
         call.listeners += 1
         return call
-
-    @contextmanager
-    def _arrival(self, execution_id: str) -> Iterator[int]:
-        """The agent is held up from here on, also before there is a call that counts it."""
-        arrived = time.monotonic_ns()
-        self._arrivals.setdefault(execution_id, []).append(arrived)
-        try:
-            yield arrived
-        finally:
-            self._arrivals[execution_id].remove(arrived)
-            if not self._arrivals[execution_id]:
-                del self._arrivals[execution_id]
-
-    async def _ended(self, execution_id: str, digest: bytes) -> None:
-        """Wait for the end of the same request's call where all its clients have left it: whoever asks again is to get an answer."""
-        call = self.open[execution_id].joinable(digest) if execution_id in self.open else None
-        if call is not None and call.cancel.is_set() and call.task is not None:
-            await asyncio.wait({call.task}, timeout=self.settings.wait_limit_s)
 
     def count(self, execution_id: str, ask: Ask) -> int:
         """Tokens of the prompt that a request would make, as the policy's tokenizer counts; nothing is opened or kept.
@@ -140,7 +120,7 @@ class Service:
         except TimeoutError:
             raise unavailable("log_unavailable", f"the closing of {execution_id} waits for the event log") from None
 
-    def end(self, execution_id: str) -> None:
+    def retire(self, execution_id: str) -> None:
         """The execution has its terminal event: refuse its key, and close it where nobody has."""
         self._over.add(execution_id)
         if execution_id in self.executions:
@@ -160,13 +140,6 @@ class Service:
         execution = self.executions.get(execution_id)
         arriving_us = sum(time.monotonic_ns() - arrived for arrived in self._arrivals.get(execution_id, ())) // 1000
         return arriving_us + (execution.held_us + self.open[execution_id].held_us if execution else 0)
-
-    def _begin(self, execution: Execution) -> None:
-        """Own a new execution; that is logged before any record of it."""
-        self.executions[execution.id] = execution
-        owns = ProxyOwns(execution=execution.id, owner_epoch=execution.epoch, proxy=self.settings.name)
-        event_id = uuid4().hex
-        self._spawn(self.desk.outbox.put(execution.id, lambda: (owns, event_id), lambda: None))
 
     def cancel_all(self) -> None:
         """Abort what runs; its clients are told to ask again."""
@@ -189,19 +162,44 @@ class Service:
             raise execution_over(execution_id)
         return execution_id
 
+    @contextmanager
+    def _arrival(self, execution_id: str) -> Iterator[int]:
+        """The agent is held up from here on, also before there is a call that counts it."""
+        arrived = time.monotonic_ns()
+        self._arrivals.setdefault(execution_id, []).append(arrived)
+        try:
+            yield arrived
+        finally:
+            self._arrivals[execution_id].remove(arrived)
+            if not self._arrivals[execution_id]:
+                del self._arrivals[execution_id]
+
+    async def _wait_for_deserted(self, execution_id: str, digest: bytes) -> None:
+        """Until the same request's call has ended where all its clients have left it: whoever asks again is to get an answer."""
+        call = self.open[execution_id].joinable(digest) if execution_id in self.open else None
+        if call is not None and call.cancel.is_set() and call.task is not None:
+            await asyncio.wait({call.task}, timeout=self.settings.wait_limit_s)
+
     def _execution(self, execution_id: str) -> Execution:
         if execution_id not in self.executions:
-            self._begin(Execution(execution_id, 1, self.desk.rendering.thinking))
+            self._own(Execution(execution_id, 1, self.desk.rendering.thinking))
         return self.executions[execution_id]
 
-    def _begun(self, execution: Execution, ask: Ask, model: Desk | UpstreamClient, held_us: int) -> SharedCall:
+    def _own(self, execution: Execution) -> None:
+        """Own a new execution; that is logged before any record of it."""
+        self.executions[execution.id] = execution
+        owns = ProxyOwns(execution=execution.id, owner_epoch=execution.epoch, proxy=self.settings.name)
+        event_id = uuid4().hex
+        self._spawn(self.desk.outbox.put(execution.id, lambda: (owns, event_id), lambda: None))
+
+    def _start(self, execution: Execution, ask: Ask, model: Desk | UpstreamClient, held_us: int) -> SharedCall:
         """A new call, which runs. held_us: how long it waited for the log before."""
         call: SharedCall
         if isinstance(model, UpstreamClient):
             execution.held_us += held_us
             call = UpstreamCall(execution, ask, model, self.desk.outbox)
         else:
-            call = self._call(execution, ask, model, held_us)
+            call = new_call(execution, ask, model, self.settings, held_us)
         self._returned(execution, ask)
         self.open[execution.id].keep(ask.digest, call)
         self.histories.keep(execution.id, ask.history)
@@ -213,21 +211,6 @@ class Service:
     def _judge(self, call: Call, _: asyncio.Task[None]) -> None:
         """An engine's answer that does not add up is recorded, never trained on, and counted."""
         self.counts["unusable"] += call.sampled.broken is not None
-
-    def _call(self, execution: Execution, ask: Ask, desk: Desk, held_us: int) -> Call:
-        settings = self.settings
-        if tokens := overflow(ask, desk.rendering.tokenizer, settings.context_limit):
-            raise too_long(tokens, settings.context_limit)
-        prompt = prompt_for(execution, ask, desk.rendering)
-        room = settings.context_limit - len(prompt.ids)
-        if room < 1:
-            raise too_long(len(prompt.ids), settings.context_limit)
-        most = settings.sampling.max_tokens
-        params = settings.sampling.params(min(room, most, ask.max_tokens or most), desk.rendering.stop_ids)
-        rid = f"{execution.id}-{uuid4().hex[:12]}"
-        job = Job(execution.id, rid, prompt.ids, params, settings.context_limit, settings.wait_limit_s)
-        role = told_role(settings.roles, ask.said_by(Author.SYSTEM), ask.said_by(Author.USER), bool(ask.tools))
-        return Call(execution, ask, desk, prompt, job, role, Sampled(held_us=held_us))
 
     def _returned(self, execution: Execution, ask: Ask) -> None:
         """Tell the results of tools that this request brings for the first time."""
