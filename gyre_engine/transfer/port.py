@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from gyre_engine.events.codec import pack, unpack
+from gyre_engine.events.codec import CodecError, pack, unpack
 
 DIGEST_BYTES = 32
+LARGEST_CHUNK = 1 << 30
+_HASHED_ALONE = 16 << 20
 
 
 class TransferError(RuntimeError):
-    """A read failed; the target region is undefined."""
+    """A read failed; the target region is undefined, but for the chunks that a Progress holds."""
 
 
 class PeerLost(TransferError):
@@ -27,8 +31,16 @@ class WrongKey(TransferError):
     """The peer has no such registration, or the capability does not open it; nothing was read."""
 
 
+class BadDescriptor(WrongKey, ValueError):
+    """What should be a descriptor is not one: cut off, mangled, or of another program."""
+
+
 class IntegrityError(TransferError):
     """What arrived is not what was registered: the region changed afterwards, or the way damaged it."""
+
+
+class NotPossible(TransferError):
+    """This kind of transfer cannot work on this machine; the text says what is missing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,14 +58,25 @@ class Region:
             raise ValueError("only a contiguous array can be registered; pass np.ascontiguousarray(array)")
         return cls(array.ctypes.data, array.nbytes, array)
 
+    @classmethod
+    def of_tensor(cls, tensor: Any) -> Region:
+        """The storage of a contiguous torch tensor in the memory of this machine, without a copy. Raises ValueError for any other."""
+        if tensor.device.type != "cpu":
+            raise ValueError(f"a tensor on {tensor.device} cannot be registered; copy it to (pinned) memory of the CPU")
+        if not tensor.is_contiguous():
+            raise ValueError("only a contiguous tensor can be registered; pass tensor.contiguous()")
+        return cls(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+
     def view(self) -> memoryview:
         """The live memory as writable bytes."""
+        if not self.nbytes:
+            return memoryview(bytearray())
         return memoryview((ctypes.c_char * self.nbytes).from_address(self.address)).cast("B")
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """What a peer needs to read a region; travels in events.
+    """What a peer needs to read a region; travels in events. Raises BadDescriptor where a field cannot be one.
 
     host, port:    where its owner serves
     key_id:        bytes[16], names the registration
@@ -70,13 +93,26 @@ class Descriptor:
     chunk: int
     digest: bytes
 
+    def __post_init__(self) -> None:
+        for name, fits in _FIELDS.items():
+            if not fits(getattr(self, name)):
+                raise BadDescriptor(f"a transfer descriptor cannot have {name} {getattr(self, name)!r:.80}")
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return -(-self.nbytes // self.chunk)
+
     def to_fields(self) -> dict[str, Any]:
         """Plain fields for msgpack."""
         return {name: getattr(self, name) for name in _FIELDS}
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Descriptor:
-        """The inverse; unknown fields are ignored. Raises KeyError where one is missing."""
+        """The inverse; unknown fields are ignored. Raises BadDescriptor."""
+        missing = [name for name in _FIELDS if name not in fields]
+        if missing:
+            raise BadDescriptor(f"a transfer descriptor lacks {', '.join(missing)}")
         return cls(**{name: fields[name] for name in _FIELDS})
 
     def to_bytes(self) -> bytes:
@@ -85,11 +121,51 @@ class Descriptor:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Descriptor:
-        """The inverse of to_bytes. Raises CodecError or KeyError."""
-        return cls.from_fields(unpack(data))
+        """The inverse of to_bytes. Raises BadDescriptor."""
+        try:
+            fields = unpack(data)
+        except CodecError as error:
+            raise BadDescriptor(f"{len(data)} bytes are no transfer descriptor: {error}") from error
+        return cls.from_fields(fields)
 
 
-_FIELDS = ("host", "port", "key_id", "capability", "nbytes", "chunk", "digest")
+def _whole(least: int, most: int) -> Any:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _bytes(*lengths: int) -> Any:
+    return lambda value: type(value) is bytes and len(value) in lengths
+
+
+_FIELDS: dict[str, Any] = {
+    "host": lambda value: type(value) is str and 0 < len(value) < 256,
+    "port": _whole(1, 65535),
+    "key_id": _bytes(16),
+    "capability": _bytes(0, 32),
+    "nbytes": _whole(0, 1 << 62),
+    "chunk": _whole(1, LARGEST_CHUNK),
+    "digest": _bytes(0, DIGEST_BYTES),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """What of a target region has been read and verified. Given to a later read of the same bytes, from whichever owner, it goes on
+    there; for other bytes it starts anew.
+
+    received: bytes that came over the wire, all reads together
+    """
+
+    digest: bytes = b""
+    chunk: int = 0
+    done: set[int] = field(default_factory=set)
+    received: int = 0
+
+    def begin(self, source: Descriptor) -> list[int]:
+        """The chunks of `source` that are still to be read. Memory that changes is read whole each time."""
+        if not source.digest or (self.digest, self.chunk) != (source.digest, source.chunk):
+            self.digest, self.chunk, self.done = source.digest, source.chunk, set()
+        return [index for index in range(source.chunks) if index not in self.done]
 
 
 class Transfer(Protocol):
@@ -104,13 +180,29 @@ class Transfer(Protocol):
     def unregister(self, descriptor: Descriptor, *, timeout: float) -> None:
         """Close a registration; on return nobody reads it any more. Raises TimeoutError naming how many still do."""
 
-    def read(self, source: Descriptor, into: Region, *, timeout: float) -> None:
-        """Fill `into` (same nbytes). Raises PeerLost, WrongKey or IntegrityError; `into` is undefined then."""
+    def read(self, source: Descriptor, into: Region, *, timeout: float, progress: Progress | None = None) -> None:
+        """Fill `into` (same nbytes). Raises PeerLost, WrongKey or IntegrityError; `into` is undefined then.
+
+        progress: chunks of `into` that it holds are not read again; those that were verified are added, also by a read that fails.
+        """
 
     def close(self) -> None:
         """Stop serving; every registration ends."""
 
 
 def chunk_digests(view: memoryview, chunk: int) -> list[bytes]:
-    """SHA-256 of each chunk, in order."""
-    return [hashlib.sha256(view[start : start + chunk]).digest() for start in range(0, len(view), chunk)]
+    """SHA-256 of each chunk, in order; several at once where there is much."""
+
+    def digest(start: int) -> bytes:
+        return hashlib.sha256(view[start : start + chunk]).digest()
+
+    starts = range(0, len(view), chunk)
+    if len(view) < _HASHED_ALONE:
+        return [digest(start) for start in starts]
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1), "digest") as threads:
+        return list(threads.map(digest, starts))
+
+
+def root_digest(digests: Sequence[bytes]) -> bytes:
+    """A descriptor's digest from those of its chunks."""
+    return hashlib.sha256(b"".join(digests)).digest()

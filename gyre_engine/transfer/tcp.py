@@ -1,63 +1,47 @@
-"""Transfer over TCP: a thread that serves registered memory, and reads that verify what arrives.
+"""Transfer over TCP: threads that serve registered memory, and reads over several connections that verify what arrives.
+
+Neither end copies a byte in this program: the owner's kernel reads registered memory, the reader's writes into the target. Chunks are
+hashed in the thread of their connection (hashlib lets others run meanwhile).
 
 promises  a reader with the wrong key gets no byte; a lost owner raises within the timeout; a chunk that is not what was
-          registered raises; after `unregister` returned, the memory is not touched again
+          registered raises, one that was verified is not read again; after `unregister` returned, the memory is not touched again
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
+import os
 import socket
 import threading
-import time
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable
 
-from gyre_engine.transfer.port import (
-    DIGEST_BYTES,
-    Descriptor,
-    IntegrityError,
-    PeerLost,
-    Region,
-    WrongKey,
-    chunk_digests,
+from gyre_engine.transfer.port import DIGEST_BYTES, Descriptor, IntegrityError, Progress, Region, root_digest
+from gyre_engine.transfer.registry import STALLED_READER_SECONDS, Keys, Registration, Registry, hang_up
+from gyre_engine.transfer.wire import (
+    ASK,
+    CHUNK_BYTES,
+    CHUNKS,
+    DIGESTS,
+    OK,
+    REFUSED,
+    TCP,
+    Deadline,
+    expect,
+    knock,
+    receive,
+    receive_into,
+    send,
 )
-from gyre_engine.transfer.wire import CHUNK_BYTES, HEADER, MAGIC, OK, REFUSED, REQUEST, Deadline, receive_into
 
-_STALLED_READER_SECONDS = 30.0
+RUN_BYTES = 8 << 20
+"""Chunks asked for at once: few enough that connections finish together, enough to hide a round trip."""
+ASKED_AHEAD = 2
+STREAMS = max(2, min(4, os.cpu_count() or 1))
 
-
-@dataclass(slots=True, eq=False)
-class _Registration:
-    """A region that is open for reading, and how many readers are inside."""
-
-    region: Region
-    capability: bytes
-    digests: tuple[bytes, ...]
-    expires: float | None
-    readers: int = 0
-    open: bool = True
-    idle: threading.Condition = field(default_factory=threading.Condition)
-
-    def enter(self) -> bool:
-        """Let a reader in, unless it is closed or its lease is over."""
-        with self.idle:
-            alive = self.open and (self.expires is None or time.monotonic() < self.expires)
-            self.readers += alive
-            return alive
-
-    def leave(self) -> None:
-        with self.idle:
-            self.readers -= 1
-            self.idle.notify_all()
-
-    def end(self, timeout: float) -> int:
-        """Close; wait for readers inside. How many are left after `timeout` seconds."""
-        with self.idle:
-            self.open = False
-            self.idle.wait_for(lambda: self.readers == 0, timeout)
-            return self.readers
+Run = tuple[int, int]
+"""(first chunk, how many)"""
 
 
 class TcpTransfer:
@@ -65,6 +49,7 @@ class TcpTransfer:
 
     advertise:  the host that peers reach it by, where it differs
     secret:     shared by owners and readers of a run: descriptors then carry no capability. None: each carries its own.
+    streams:    connections of one large read
     """
 
     def __init__(
@@ -75,144 +60,172 @@ class TcpTransfer:
         advertise: str | None = None,
         secret: bytes | None = None,
         chunk: int = CHUNK_BYTES,
+        streams: int = STREAMS,
     ) -> None:
-        self._shared = secret is not None
-        self._secret = secret or secrets.token_bytes(32)
-        self._chunk = chunk
-        self._registrations: dict[bytes, _Registration] = {}
-        self._listener = socket.create_server((host, port))
-        self.host, self.port = advertise or host, int(self._listener.getsockname()[1])
-        self._acceptor = threading.Thread(target=self._accept, name=f"transfer-{self.port}", daemon=True)
-        self._acceptor.start()
+        self._keys, self._streams = Keys(secret), streams
+        self._registry = Registry(TCP, self._keys, chunk, (host, port), _serve)
+        self.host, self.port = advertise or host, self._registry.port
 
     def register(self, region: Region, *, changes: bool = False, lease: float | None = None) -> Descriptor:
         """See the port. Reads every byte once for its hash, unless it changes."""
-        key_id = secrets.token_bytes(16)
-        capability = _capability(self._secret, key_id)
-        digests = () if changes else tuple(chunk_digests(region.view(), self._chunk))
-        expires = None if lease is None else time.monotonic() + lease
-        self._registrations[key_id] = _Registration(region, capability, digests, expires)
-        return Descriptor(
-            host=self.host,
-            port=self.port,
-            key_id=key_id,
-            capability=b"" if self._shared else capability,
-            nbytes=region.nbytes,
-            chunk=self._chunk,
-            digest=b"" if changes else _root(digests),
-        )
+        return self._registry.add(region, self.host, changes=changes, lease=lease)
 
     def unregister(self, descriptor: Descriptor, *, timeout: float) -> None:
         """See the port. An unknown registration has ended already."""
-        registration = self._registrations.pop(descriptor.key_id, None)
-        left = registration.end(timeout) if registration else 0
-        if left:
-            raise TimeoutError(f"{left} readers still hold registration {descriptor.key_id.hex()} after {timeout} s")
+        self._registry.remove(descriptor, timeout)
 
-    def read(self, source: Descriptor, into: Region, *, timeout: float) -> None:
+    def read(self, source: Descriptor, into: Region, *, timeout: float, progress: Progress | None = None) -> None:
         """See the port."""
         if into.nbytes != source.nbytes:
             raise ValueError(f"the source has {source.nbytes} bytes, the target {into.nbytes}; they must be equal")
         deadline = Deadline.after(timeout, f"peer {source.host}:{source.port}")
-        with _connect(source, deadline) as connection:
-            capability = source.capability or _capability(self._secret, source.key_id)
-            _ask(connection, source, capability, deadline)
-            _receive(connection, source, into.view(), deadline)
+        progress = progress or Progress()
+        runs = list(_runs(progress.begin(source), max(1, RUN_BYTES // source.chunk)))
+
+        def connect() -> socket.socket:
+            return knock(source, TCP, self._keys.opens(source), deadline)
+
+        with connect() as first:
+            digests = _digests(first, source, deadline) if source.digest else None
+            _Reading(source, into.view(), digests, progress, runs, deadline).over(first, connect, self._streams)
 
     def close(self) -> None:
         """See the port."""
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept, which close does not
-        self._listener.close()
-        self._acceptor.join(timeout=5)
-        for key_id in list(self._registrations):
-            self._registrations.pop(key_id).end(timeout=5)
+        self._registry.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
+
+class _Reading:
+    """One read: runs that are left, and the connections that take them."""
+
+    def __init__(
+        self, source: Descriptor, into: memoryview, digests: list[bytes] | None, progress: Progress, runs: list[Run],
+        deadline: Deadline,
+    ) -> None:  # fmt: skip
+        self._source, self._into, self._digests, self._progress = source, into, digests, progress
+        self._left, self._deadline = deque(runs), deadline
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+        self._failed: BaseException | None = None
+
+    def over(self, first: socket.socket, connect: Callable[[], socket.socket], streams: int) -> None:
+        """Read over `first` here and over others in threads of their own; all have ended on return. Raises the first failure."""
+
+        def connected() -> None:
+            with connect() as connection:
+                self._stream(connection)
+
+        others = range(1, min(streams, len(self._left)))
+        threads = [threading.Thread(target=self._guarded, args=(connected,), daemon=True) for _ in others]
+        for thread in threads:
+            thread.start()
+        self._guarded(lambda: self._stream(first))
+        for thread in threads:
+            thread.join()
+        if self._failed is not None:
+            raise self._failed
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            with self._lock:
+                self._failed = self._failed or error
+                self._left.clear()
+                for connection in self._open:
+                    hang_up(connection)
+
+    def _stream(self, connection: socket.socket) -> None:
+        with self._lock:
+            if self._failed is not None:
                 return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        """One reader. A reader that breaks off or stalls is its own problem: it gets PeerLost and asks again."""
-        with connection:
-            connection.settimeout(_STALLED_READER_SECONDS)
-            try:
-                registration = self._admitted(connection)
-                if registration is None:
-                    connection.sendall(REFUSED)
+            self._open.append(connection)
+        asked: deque[Run] = deque()
+        try:
+            while True:
+                while len(asked) < ASKED_AHEAD and (run := self._next()):
+                    send(connection, ASK.pack(CHUNKS, *run), self._deadline)
+                    asked.append(run)
+                if not asked:
                     return
-                try:
-                    _send(connection, registration, self._chunk)
-                finally:
-                    registration.leave()
-            except (OSError, PeerLost):
-                return
+                self._receive(connection, asked.popleft())
+        finally:
+            with self._lock:
+                self._open.remove(connection)
 
-    def _admitted(self, connection: socket.socket) -> _Registration | None:
-        request = bytearray(REQUEST.size)
-        receive_into(connection, memoryview(request), Deadline.after(_STALLED_READER_SECONDS, "the reader"))
-        magic, key_id, capability = REQUEST.unpack(request)
-        registration = self._registrations.get(key_id)
-        wanted = registration.capability if registration else _capability(self._secret, key_id)
-        allowed = hmac.compare_digest(wanted, capability) and magic == MAGIC
-        return registration if registration and allowed and registration.enter() else None
+    def _next(self) -> Run | None:
+        with self._lock:
+            return self._left.popleft() if self._left else None
 
-
-def _capability(secret: bytes, key_id: bytes) -> bytes:
-    return hmac.digest(secret, key_id, "sha256")
-
-
-def _root(digests: tuple[bytes, ...] | list[bytes]) -> bytes:
-    return hashlib.sha256(b"".join(digests)).digest()
+    def _receive(self, connection: socket.socket, run: Run) -> None:
+        expect(connection, self._source, self._deadline)
+        for index in range(run[0], run[0] + run[1]):
+            start = index * self._source.chunk
+            part = self._into[start : start + self._source.chunk]
+            digest = self._digests[index] if self._digests else receive(connection, DIGEST_BYTES, self._deadline)
+            receive_into(connection, part, self._deadline)
+            verify(part, digest, start, self._deadline)
+            with self._lock:
+                self._progress.received += len(part)
+                self._progress.done.add(index)
 
 
-def _send(connection: socket.socket, registration: _Registration, chunk: int) -> None:
-    view = registration.region.view()
-    connection.sendall(OK + HEADER.pack(len(view), chunk))
-    for index, start in enumerate(range(0, len(view), chunk)):
-        if not registration.open:
-            return
-        part = view[start : start + chunk]
-        digest = registration.digests[index] if registration.digests else hashlib.sha256(part).digest()
-        connection.sendall(digest)
-        connection.sendall(part)
+def verify(part: memoryview, digest: bytes, start: int, deadline: Deadline) -> None:
+    """Raises IntegrityError where a chunk is not what its digest says."""
+    if not hmac.compare_digest(hashlib.sha256(part).digest(), digest):
+        raise IntegrityError(f"{deadline.peer}: bytes from {start} on are not what was registered")
 
 
-def _connect(source: Descriptor, deadline: Deadline) -> socket.socket:
-    try:
-        return socket.create_connection((source.host, source.port), timeout=deadline.left())
-    except OSError as error:
-        raise PeerLost(f"{deadline.peer} cannot be reached: {error}") from error
+def _runs(chunks: Iterable[int], longest: int) -> Iterable[Run]:
+    """Ascending chunk numbers as runs of neighbours."""
+    first = count = 0
+    for chunk in chunks:
+        if count and (chunk != first + count or count == longest):
+            yield first, count
+            count = 0
+        first, count = (chunk, 1) if not count else (first, count + 1)
+    if count:
+        yield first, count
 
 
-def _ask(connection: socket.socket, source: Descriptor, capability: bytes, deadline: Deadline) -> None:
-    try:
-        connection.settimeout(deadline.left())
-        connection.sendall(REQUEST.pack(MAGIC, source.key_id, capability))
-    except OSError as error:
-        raise PeerLost(f"{deadline.peer} was lost while asked: {error}") from error
-    status = bytearray(1)
-    receive_into(connection, memoryview(status), deadline)
-    if status != OK:
-        raise WrongKey(f"{deadline.peer} has no registration {source.key_id.hex()} for this key, or its lease is over")
+def _digests(connection: socket.socket, source: Descriptor, deadline: Deadline) -> list[bytes]:
+    """The digests of all chunks; together they are what the descriptor says. Raises IntegrityError."""
+    send(connection, ASK.pack(DIGESTS, 0, source.chunks), deadline)
+    expect(connection, source, deadline)
+    return checked_digests(receive(connection, source.chunks * DIGEST_BYTES, deadline), source, deadline)
 
 
-def _receive(connection: socket.socket, source: Descriptor, into: memoryview, deadline: Deadline) -> None:
-    header = bytearray(HEADER.size)
-    receive_into(connection, memoryview(header), deadline)
-    if HEADER.unpack(header) != (source.nbytes, source.chunk):
-        raise IntegrityError(f"{deadline.peer} serves a region of another size than its descriptor says")
-    digests: list[bytes] = []
-    for start in range(0, source.nbytes, source.chunk):
-        digest = bytearray(DIGEST_BYTES)
-        receive_into(connection, memoryview(digest), deadline)
-        part = into[start : start + source.chunk]
-        receive_into(connection, part, deadline)
-        if not hmac.compare_digest(hashlib.sha256(part).digest(), digest):
-            raise IntegrityError(f"{deadline.peer}: bytes from {start} on are not what was registered")
-        digests.append(bytes(digest))
-    if source.digest and not hmac.compare_digest(_root(digests), source.digest):
+def checked_digests(data: bytes, source: Descriptor, deadline: Deadline) -> list[bytes]:
+    """Digests of chunks, in order, once they are known to be the descriptor's. Raises IntegrityError."""
+    digests = [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
+    if not hmac.compare_digest(root_digest(digests), source.digest):
         raise IntegrityError(f"{deadline.peer} serves other bytes than its descriptor was made for")
+    return digests
+
+
+def _serve(connection: socket.socket, registration: Registration) -> None:
+    """Answer a reader's asks until it hangs up."""
+    while True:
+        ask = receive(connection, ASK.size, Deadline.after(STALLED_READER_SECONDS, "the reader"))
+        what, first, count = ASK.unpack(ask)
+        connection.settimeout(STALLED_READER_SECONDS)
+        with registration.inside() as alive:
+            chunks = -(-registration.region.nbytes // registration.chunk)
+            if not alive or first + count > chunks or (what == DIGESTS and registration.changes):
+                connection.sendall(REFUSED)
+            elif what == DIGESTS:
+                connection.sendall(OK + b"".join(registration.digests[first : first + count]))
+            else:
+                _send(connection, registration, first, count)
+
+
+def _send(connection: socket.socket, registration: Registration, first: int, count: int) -> None:
+    chunk = registration.chunk
+    view = registration.region.view()[first * chunk : (first + count) * chunk]
+    connection.sendall(OK)
+    if not registration.changes:
+        connection.sendall(view)
+        return
+    for start in range(0, len(view), chunk):
+        part = view[start : start + chunk]
+        connection.sendall(hashlib.sha256(part).digest())
+        connection.sendall(part)
