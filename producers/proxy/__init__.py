@@ -5,7 +5,8 @@ The way of a request:
   histories    what of it was read before; only the rest is parsed and hashed
   service      the executions that this proxy owns; opens a call (`open_calls`: those that a client can join) and closes executions
   size         what is far too long for any context, told before it is rendered
-  execution    one execution's state, and the prompt that a request makes (`rendering` over `tokens`; gyre_engine.trees)
+  execution    one execution's state (gyre_engine.trees)
+  prompt       what a request adds to the ids that are known (`rendering` over `tokens`)
   models       what the asked name stands for: the policy, a frozen engine, or an `upstream`
   shared_call  what clients share that wait for one answer
   call         one call: sampled (`generation`) on an engine that `router` lends by the `routes`, recorded, then answered

@@ -20,9 +20,10 @@ from gyre_engine.sampling.port import Chunk, FinishReason
 from gyre_engine.trees.conversation import Author, Message, ToolCall, link, wire_id
 from gyre_engine.trees.path import call_id
 from producers.proxy.exchange import Answer, Ask, ProxyError, Usage, too_long, unavailable
-from producers.proxy.execution import Execution, Prompt, prompt_for
+from producers.proxy.execution import Execution
 from producers.proxy.generation import Job, Sampled, sample
 from producers.proxy.outbox import Outbox
+from producers.proxy.prompt import Prompt, prompt_for
 from producers.proxy.rendering import Parsed, Rendering
 from producers.proxy.role_rules import told_role
 from producers.proxy.router import Router

@@ -17,7 +17,8 @@ from gyre_engine.events.calls import ExecutionClosed, ModelCall, ProxyOwns
 from gyre_engine.log.port import Log, Offsets
 from gyre_engine.trees.conversation import wire_id
 from gyre_engine.trees.owned import OwnedCalls
-from producers.proxy.execution import Execution, tail_of
+from producers.proxy.execution import Execution
+from producers.proxy.prompt import tail_of
 from producers.proxy.rendering import Rendering
 from producers.proxy.service import Closed
 

@@ -26,10 +26,11 @@ from gyre_engine.sampling.sglang import SGLangEngine
 from gyre_engine.trees.conversation import Author
 from producers.proxy.call import SHOWN, Call, Desk, new_call
 from producers.proxy.exchange import Ask, execution_over, unavailable
-from producers.proxy.execution import Execution, prompt_for
+from producers.proxy.execution import Execution
 from producers.proxy.histories import Histories
 from producers.proxy.models import Models
 from producers.proxy.open_calls import OpenCalls
+from producers.proxy.prompt import prompt_for
 from producers.proxy.router import Connect
 from producers.proxy.settings import ProxySettings
 from producers.proxy.shared_call import SharedCall

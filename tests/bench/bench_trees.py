@@ -33,8 +33,9 @@ from gyre_engine.trees.conversation import Author, Message, ToolCall, begin, lin
 from gyre_engine.trees.path import call_id
 from infra.broker.broker import Broker, BrokerSettings
 from producers.proxy.exchange import Ask
-from producers.proxy.execution import Execution, prompt_for
+from producers.proxy.execution import Execution
 from producers.proxy.histories import Head, History
+from producers.proxy.prompt import prompt_for
 from producers.proxy.rendering import Rendering
 from tests.bench.agents import REPLY, TOOLS, make_model_folder, words
 from tests.bench.bench_log import WORKER, consumed, replayed, working
