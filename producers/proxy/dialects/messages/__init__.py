@@ -1,4 +1,4 @@
-"""Anthropic Messages: `dialect` reads bodies, `stream` words blocks, usage, errors and the events of a streamed answer."""
+"""Anthropic Messages: `dialect` reads bodies, `input` their items; `output` words answers and errors, `stream` events."""
 
 from producers.proxy.dialects.messages.dialect import Messages
 
