@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from gyre_engine.events import Event, Recorded, derived_id
 from gyre_engine.events.calls import Quarantined, TreeClosed
-from gyre_engine.events.executions import Discarded, Dispatched, EvaluationFailed, Finished, Scored
+from gyre_engine.events.executions import Discarded, Dispatched, EvaluationFailed, Finished, Scored, execution_name, place_of
 from gyre_engine.events.training import AdmittedExecution, GroupAdmitted, LeftOut
 from gyre_engine.losses.advantages import GroupAdvantages, group_advantages
 from gyre_engine.trees.select import Selection, SelectionSettings, select
@@ -70,10 +70,6 @@ class _Attempt:
 @dataclass(slots=True)
 class _Group:
     attempts: dict[tuple[int, int], _Attempt] = field(default_factory=dict)
-
-
-class UnknownExecution(ValueError):
-    """An execution's name is not `<group>.<index>.<attempt>`; the text shows it."""
 
 
 class Admission:
@@ -167,14 +163,6 @@ def decide_again(group: GroupAdmitted, evidence: Sequence[Evidence], settings: A
     return replace(
         group, mean=gained.baseline, deviation=gained.deviation, trains=not reason, reason=reason, executions=executions
     )
-
-
-def place_of(execution: str) -> tuple[str, int, int]:
-    """(group, index, attempt) of an execution. Raises UnknownExecution."""
-    parts = execution.rsplit(".", 2)
-    if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
-        raise UnknownExecution(f"execution {execution!r} is not named <group>.<index>.<attempt>")
-    return parts[0], int(parts[1]), int(parts[2])
 
 
 def _place(dispatched: Dispatched) -> tuple[int, int]:
@@ -274,7 +262,7 @@ def _execution(attempt: _Attempt, advantage: float) -> AdmittedExecution:
 
 
 def _left_out(group: str, place: tuple[int, int], attempt: _Attempt) -> LeftOut:
-    return LeftOut(f"{group}.{place[0]}.{place[1]}", _reason(attempt), attempt.sampled)
+    return LeftOut(execution_name(group, *place), _reason(attempt), attempt.sampled)
 
 
 def _reason(attempt: _Attempt) -> str:

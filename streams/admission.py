@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gyre_engine.admission import Admission, AdmissionSettings, UnknownExecution
+from gyre_engine.admission import Admission, AdmissionSettings
 from gyre_engine.events import CodecError, Event
 from gyre_engine.events.calls import Quarantined, TreeClosed
-from gyre_engine.events.executions import Discarded, Dispatched, EvaluationFailed, Finished, Scored
+from gyre_engine.events.executions import Discarded, Dispatched, EvaluationFailed, Finished, Scored, UnknownExecution
 from gyre_engine.events.training import GroupAdmitted
 from gyre_engine.log.port import Raw
 from streams.derivation import Derived, dead_letter, execution_of, quarantine, wanted

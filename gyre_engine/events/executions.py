@@ -29,6 +29,23 @@ class DiscardReason(StrEnum):
     CRASHED_WITHOUT_WORK = "crashed-without-work"
 
 
+class UnknownExecution(ValueError):
+    """An execution's name is not `<group>.<index>.<attempt>`; the text shows it."""
+
+
+def execution_name(group: str, index: int, attempt: int) -> str:
+    """The name of an attempt at a place of a group: each attempt is an execution of its own."""
+    return f"{group}.{index}.{attempt}"
+
+
+def place_of(execution: str) -> tuple[str, int, int]:
+    """(group, index, attempt) of an execution. Raises UnknownExecution."""
+    parts = execution.rsplit(".", 2)
+    if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
+        raise UnknownExecution(f"execution {execution!r} is not named <group>.<index>.<attempt>")
+    return parts[0], int(parts[1]), int(parts[2])
+
+
 @event("dispatched", topic="executions", key="execution")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatched(Event):

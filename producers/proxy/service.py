@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 from collections import defaultdict
 from collections.abc import Coroutine, Iterator, Mapping
@@ -21,7 +20,7 @@ from uuid import uuid4
 
 from gyre_engine.events import derived_id
 from gyre_engine.events.calls import ExecutionClosed, ProxyOwns
-from gyre_engine.events.executions import ToolReturned
+from gyre_engine.events.executions import ToolReturned, UnknownExecution, place_of
 from gyre_engine.sampling.sglang import SGLangEngine
 from gyre_engine.trees.conversation import Author
 from producers.proxy.call import SHOWN, Call, Desk, new_call
@@ -40,7 +39,6 @@ from producers.proxy.upstream import UpstreamCall, UpstreamClient
 T = TypeVar("T")
 
 CLOSE_GRACE_S = 5.0
-_ATTEMPT = re.compile(r"^(.*)\.(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class Service:
         self.open: defaultdict[str, OpenCalls] = defaultdict(OpenCalls)
         self.closed: dict[str, Closed] = {}
         self._over: set[str] = set()
-        self._newest: dict[str, int] = {}
+        self._newest: dict[tuple[str, int], int] = {}
         self._arrivals: dict[str, list[int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closings: dict[str, asyncio.Task[Closed]] = {}
@@ -129,9 +127,8 @@ class Service:
 
     def dispatched(self, execution_id: str) -> None:
         """A new attempt supersedes the earlier ones at its place."""
-        match = _ATTEMPT.match(execution_id)
-        if match:
-            place, attempt = match.group(1), int(match.group(2))
+        if found := _attempt(execution_id):
+            place, attempt = found
             self._newest[place] = max(attempt, self._newest.get(place, 0))
 
     def held_us(self, execution_id: str) -> int:
@@ -156,8 +153,8 @@ class Service:
         await self.desk.outbox.settle(timeout)
 
     def _admit(self, execution_id: str) -> str:
-        match = _ATTEMPT.match(execution_id)
-        superseded = match is not None and int(match.group(2)) < self._newest.get(match.group(1), 0)
+        found = _attempt(execution_id)
+        superseded = found is not None and found[1] < self._newest.get(found[0], 0)
         if execution_id in self._over or execution_id in self.closed or superseded:
             self.counts["refused"] += 1
             raise execution_over(execution_id)
@@ -270,3 +267,12 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _attempt(execution_id: str) -> tuple[tuple[str, int], int] | None:
+    """The place of a run's group and which attempt at it; an execution that nobody dispatched may have another name."""
+    try:
+        group, index, attempt = place_of(execution_id)
+    except UnknownExecution:
+        return None
+    return (group, index), attempt

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gyre_engine.events import Event
-from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, Finished, Started
+from gyre_engine.events.executions import (
+    Discarded,
+    DiscardReason,
+    Dispatched,
+    Finished,
+    Started,
+    UnknownExecution,
+    execution_name,
+    place_of,
+)
 from producers.runner.endings import RESTART
 
 
@@ -84,8 +93,8 @@ class Board:
 
     def _advance(self, execution: str, state: State) -> Place | None:
         """The place, where the event is about its latest attempt and that has not ended (the first terminal event wins)."""
-        group, index, _ = execution.rsplit(".", 2)
-        place = self.places.get((group, int(index)))
+        group, index, _ = place_of(execution)
+        place = self.places.get((group, index))
         if place is None or place.latest.execution != execution or place.state in (State.RETRY, State.SETTLED):
             return None
         self._move(place, state)
@@ -123,7 +132,10 @@ class Board:
 
     def evaluation_of(self, execution: str) -> str | None:
         """The evaluation that an execution belongs to; None: it is training's, or unknown."""
-        group = self.groups.get(execution.rsplit(".", 2)[0])
+        try:
+            group = self.groups.get(place_of(execution)[0])
+        except UnknownExecution:
+            return None
         return group.evaluation if group else None
 
     def evaluations(self) -> list[str]:
@@ -133,7 +145,7 @@ class Board:
 
 def attempt(like: Dispatched, index: int, number: int) -> Dispatched:
     """Attempt `number` at place `index` of the group that `like` belongs to."""
-    return replace(like, execution=f"{like.group}.{index}.{number}", index=index, attempt=number)
+    return replace(like, execution=execution_name(like.group, index, number), index=index, attempt=number)
 
 
 def run_order(execution: Dispatched) -> tuple[bool, int, int, str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gyre_engine.events.executions import Dispatched
+from gyre_engine.events.executions import Dispatched, execution_name
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import evaluation_name
 from gyre_engine.tasks import Catalog, Draw, DrawOrder
@@ -32,7 +32,7 @@ def training_group(plan: ClassPlan, shape: GroupShape, number: int, drawn: Draw,
     group = f"g{number:06d}"
     for index in range(shape.size):
         yield Dispatched(
-            execution=f"{group}.{index}.0", group=group, index=index, attempt=0, group_size=shape.size, group_number=number,
+            execution=execution_name(group, index, 0), group=group, index=index, attempt=0, group_size=shape.size, group_number=number,
             class_number=plan.class_of(number), query=drawn.query, source=drawn.source, split="train", harness=shape.harness,
             weight_version=version, draw=drawn.position,
         )  # fmt: skip
@@ -64,7 +64,7 @@ class Evaluation:
             group = f"{self.name}-{number:04d}"
             for index in range(self.samples):
                 yield Dispatched(
-                    execution=f"{group}.{index}.0", group=group, index=index, attempt=0, group_size=self.samples,
+                    execution=execution_name(group, index, 0), group=group, index=index, attempt=0, group_size=self.samples,
                     group_number=number, class_number=0, query=query, source=source, split=self.split, harness=harness,
                     weight_version=self.version, evaluation=self.name,
                 )  # fmt: skip

@@ -253,8 +253,7 @@ class Runner:
 
     async def _cancel_training(self) -> None:
         """The last step is done: what was dispatched beyond it is not waited for."""
-        places = self._board.places
-        await self._call_off(lambda name: places[name.rsplit(".", 2)[0], int(name.rsplit(".", 2)[1])].latest.evaluation is None)
+        await self._call_off(lambda name: self._board.evaluation_of(name) is None)
         for left in self._board.of_state(State.DISPATCHED):
             if left.evaluation is None and left.execution not in self._running:
                 reason, detail = DiscardReason.CANCELLED, "the last step was committed"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_engine.admission import Admission, AdmissionSettings, Admitted, UnknownExecution, place_of
+from gyre_engine.admission import Admission, AdmissionSettings, Admitted
 from gyre_engine.events import Event, Recorded
 from gyre_engine.events.calls import Quarantined, Role, TreeClosed, TreeNode
 from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, Ending, EvaluationFailed, Finished, Scored
@@ -228,10 +228,3 @@ def test_versions_and_place_of_the_group_are_carried() -> None:
     group = admit(*whole(0, 1.0), *whole(1, 0.0))
     assert (group.group_number, group.class_number, group.dispatched_version) == (5, 1, 3)
     assert [e.min_version for e in group.executions] == [3, 3]
-
-
-@pytest.mark.parametrize("name", ["g", "g.0", "g.x.0", "g.0.-1"])
-def test_a_name_that_is_no_execution_is_refused(name: str) -> None:
-    with pytest.raises(UnknownExecution, match="is not named <group>"):
-        place_of(name)
-    assert place_of("a.b.3.1") == ("a.b", 3, 1)

@@ -38,6 +38,7 @@ def test_scores_of_training_and_of_unknown_executions_are_not_kept() -> None:
     for number in range(100):
         scores.note(scored(f"g{number:06d}.1.0", 1.0))
     scores.note(scored("v009-val-0000.0.0", 1.0))
+    scores.note(scored("not of this form", 1.0))
     assert len(scores) == 0
 
 
