@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from producers.proxy.dialects.port import Dialect, Stream, Whole
-from producers.proxy.exchange import Answer, Ask, Piece, ProxyError
+from producers.proxy.exchange import Answer, Ask, ProxyError
+from producers.proxy.shared_call import SharedCall
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -25,51 +26,10 @@ WAITING = b": waiting\n\n"
 """A comment: life in every dialect while there is no call yet that an event could name."""
 
 
-class Answering(Protocol):
-    """A call, as far as an answer's way to its client goes."""
-
-    @property
-    def id(self) -> str:
-        """Names the call in a stream."""
-
-    @property
-    def requested_at(self) -> int:
-        """Microseconds since 1970."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """How long the prompt is; 0 where nobody knows yet."""
-
-    @property
-    def heard(self) -> Sequence[Piece]:
-        """The pieces of text so far."""
-
-    @property
-    def outcome(self) -> Answer | ProxyError | None:
-        """The answer, or why there is none."""
-
-    @property
-    def excuse(self) -> ProxyError | None:
-        """Why clients should ask again later."""
-
-    @property
-    def forget(self) -> Callable[[], None]:
-        """To be called once a client has had the answer whole."""
-
-    async def news(self, seen: int, timeout: float | None) -> bool:
-        """Wait for more than `seen` pieces or an outcome; False where `timeout` seconds were over first."""
-
-    def leave(self) -> None:
-        """This client has gone or is done."""
-
-    def failed(self) -> None:
-        """This client was told of an error that is not its own."""
-
-
 class Reply(Response):
     """The answer to one client, in the words of its dialect."""
 
-    def __init__(self, begun: Coroutine[Any, Any, Answering], dialect: Dialect, ask: Ask, *, quiet_s: float) -> None:
+    def __init__(self, begun: Coroutine[Any, Any, SharedCall], dialect: Dialect, ask: Ask, *, quiet_s: float) -> None:
         """`begun`: the call, once there is one; or its refusal."""
         self._begun = asyncio.ensure_future(begun)
         self._dialect = dialect
@@ -99,7 +59,7 @@ class Reply(Response):
             self._call.leave()
 
     @property
-    def _call(self) -> Answering:
+    def _call(self) -> SharedCall:
         """Once it has begun."""
         return self._begun.result()
 
