@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from consumers.scheduler.view import TOPICS, View
 from gyre_engine.events import Recorded
-from gyre_engine.events.cells import SchedulerElected, SwitchRole
+from gyre_engine.events.cells import SchedulerElected
 from gyre_engine.log import Log
 from gyre_engine.log.consumer import Consumer, Reading, Report, serve
 from gyre_engine.log.election import Deposed, win
 from gyre_engine.scheduling.classes import ClassPlan
-from gyre_engine.scheduling.elastic import Switch, next_switch
+from gyre_engine.scheduling.cluster import Decision
+from gyre_engine.scheduling.policies import POLICIES, PolicySettings
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +28,14 @@ IDLE_POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """`cells`: names in the fixed order; nothing is commanded before all of them have started."""
+    """`cells`: all names; nothing is commanded before all of them have started. `policy`: one of POLICIES."""
 
     holder: str
     cells: tuple[str, ...]
     plan: ClassPlan
     group_size: int
-    slack: float = 1.0
+    policy: str = "paper"
+    options: PolicySettings = field(default_factory=PolicySettings)
 
 
 def run(settings: SchedulerSettings, log: Log, stop: threading.Event | None = None, report: Report | None = None) -> None:
@@ -70,20 +72,17 @@ class Scheduler(Consumer):
         fleet, holder = self.view.fleet, self._settings.holder
         if fleet.epoch != self._epoch:
             raise Deposed(f"scheduler {holder} (epoch {self._epoch}): {fleet.holder} rules with epoch {fleet.epoch}")
-        switch = decide(self.view, self._settings)
-        if switch is not None:
-            self._command(switch)
+        decision = decide(self.view, self._settings)
+        if decision is not None:
+            self._command(decision)
 
-    def _command(self, switch: Switch) -> None:
-        view, demand = self.view, self.view.demand()
-        command = SwitchRole(
-            epoch=self._epoch, number=view.fleet.number + 1, cell=switch.cell, to=switch.to, reason=switch.reason,
-            water_level=demand.water_level, sampling_capacity=view.cluster().sampling_capacity,
-        )  # fmt: skip
-        logger.info("%s to %s: %s", switch.cell, switch.to.value, switch.reason)
+    def _command(self, decision: Decision) -> None:
+        view, epoch = self.view, self._epoch
+        command = view.command(decision, epoch)
+        logger.info("%s", decision)
         self.log.append_all([command])
         self.read_on(
-            lambda: view.fleet.commands.get(switch.cell) == command or view.fleet.epoch != command.epoch,
+            lambda: view.has_read(command) or view.fleet.epoch != epoch,
             "the topic commands did not give back the command that was just written",
         )
 
@@ -95,8 +94,8 @@ class Scheduler(Consumer):
         self.read_on(lambda: self.view.fleet.epoch >= epoch, "the topic commands did not give back the election")
 
 
-def decide(view: View, settings: SchedulerSettings) -> Switch | None:
+def decide(view: View, settings: SchedulerSettings) -> Decision | None:
     """The policy's answer, once every cell has started."""
     if set(settings.cells) - set(view.fleet.cells):
         return None
-    return next_switch(view.cluster(), view.demand(), settings.slack)
+    return POLICIES[settings.policy](view.cluster(), view.demand(), settings.options)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import packed
 from gyre_engine.events import Recorded
-from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged
+from gyre_engine.events.bursts import BeginBurst
+from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged, SchedulerElected, SwitchRole
 from gyre_engine.events.training import (
     Claimed,
     MemberJoined,
@@ -19,12 +20,14 @@ from gyre_engine.events.training import (
     Sealed,
     StepCommitted,
 )
+from gyre_engine.scheduling import bursts
+from gyre_engine.scheduling.bursts import Bursts
 from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.training.backlog import Backlog
 from gyre_engine.training.ledger import Ledger, apply, consumed
 
 LEDGER_TOPICS = ("training", "micro-steps", "cells")
-CORE_TOPICS = (*LEDGER_TOPICS, "trajectories", "executions", "model-calls")
+CORE_TOPICS = (*LEDGER_TOPICS, "commands", "trajectories", "executions", "model-calls")
 
 
 @dataclass(slots=True)
@@ -34,6 +37,8 @@ class Board:
     cell: str
     ledger: Ledger = field(default_factory=Ledger)
     fleet: Fleet = field(default_factory=Fleet)
+    bursts: Bursts = field(default_factory=Bursts)
+    """The core's alone: which burst the scheduler let begin."""
     packs: dict[str, PackedMicroStep] = field(default_factory=dict)
     """Micro-steps of steps that are not committed yet."""
     published: dict[int, Published] = field(default_factory=dict)
@@ -58,6 +63,8 @@ class Board:
                 self.packs[event.micro_step], self._steps[event.micro_step] = packed(event), event.step
             case RoleChanged() | CellStarted() as event:
                 self.fleet = observe(self.fleet, event)
+            case SchedulerElected() | SwitchRole() | BeginBurst() as event:
+                self.bursts = bursts.observe(self.bursts, event)
             case _ if record.topic == "training":
                 self.position = record.offset
                 self._ledger(record)

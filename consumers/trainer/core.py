@@ -1,9 +1,9 @@
 """The core: opens steps, fetches and merges sealed gradients, commits, publishes, checkpoints.
 
-reads     the board (training, trajectories, executions, model-calls)
+reads     the board (training, commands, trajectories, executions, model-calls)
 writes    micro-steps; training: step-opened, member-released, step-committed, published, checkpointed, waiting
-promises  a step opens only with its whole batch; its order is logged before anybody computes; only a committed version is
-          published, from an immutable buffer; whatever it waits for is named on the ledger
+promises  a step opens only with its whole batch, and in a burst that the scheduler let begin; its order is logged before anybody
+          computes; only a committed version is published, from an immutable buffer; whatever it waits for is named on the ledger
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Core:
         if groups is None or unread:
             self._name_what_is_missing(unread)
             return False
-        if board.role is not CellRole.TRAINING:
+        if board.role is not CellRole.TRAINING or not self._burst_has_begun():
             return False
         inputs = step_inputs(
             board.ledger.step + 1, groups, backlog.calls, max_tokens=settings.micro_step_tokens,
@@ -122,6 +122,10 @@ class Core:
         self._inputs, self._fetched = self._fresh(inputs), {}
         self._pen.write([*inputs.micro_steps, self._opened(inputs)])
         return True
+
+    def _burst_has_begun(self) -> bool:
+        """The scheduler lets each burst begin: what is ready might be wanted less than this cell's engine."""
+        return self._board.bursts.begun >= self._settings.plan.burst_start(self._board.ledger.step)
 
     def _fresh(self, inputs: StepInputs) -> StepInputs:
         plan = self._settings.plan

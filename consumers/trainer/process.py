@@ -1,6 +1,6 @@
 """The trainer process of one cell: reads, then moves, until it is told to stop.
 
-reads     training, micro-steps, cells; the core also trajectories, executions, model-calls
+reads     training, micro-steps, cells; the core also commands, trajectories, executions, model-calls
 writes    training, micro-steps
 promises  ends with an error, never in silence, where the ledger cannot be followed
 """

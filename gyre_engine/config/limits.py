@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from gyre_engine.config.problems import Keys, Problem, keys_of
 from gyre_engine.config.schema import Config, NamedModelConfig
 from gyre_engine.events.calls import Role
+from gyre_engine.scheduling.policies import POLICIES
 
 SPLITS = ("train", "val", "test")
 ROLES = tuple(role.value for role in Role)
@@ -25,18 +26,18 @@ _AT_LEAST_ONE = (
     "run.steps", "cells.count", "cells.capacity", "cells.threads", "cells.kv_tokens", "kafka.partitions", "batch.groups",
     "batch.group_size", "batch.mu", "batch.micro_step_tokens", "runner.max_concurrent", "runner.attempts", "runner.memory_mb",
     "runner.processes", "runner.output_mb", "selection.j_max", "scoring.attempts", "scoring.concurrent", "eval.samples",
-    "harness.max_turns", "model.context", "sampling.max_tokens", "clickhouse.flush_ms",
+    "harness.max_turns", "schedule.training_cells", "model.context", "sampling.max_tokens", "clickhouse.flush_ms",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "run.checkpoint_every", "run.checkpoint_keep", "batch.phi", "sampling.top_k", "kafka.replication", "runner.harness_timeout_s",
-    "eval.every", "eval.tasks", "optimizer.warmup_steps",
+    "eval.every", "eval.tasks", "optimizer.warmup_steps", "cells.standalone",
 )  # fmt: skip
 _ONE_OF = {
     "cells.engine": ("native", "sglang", "scripted"),
     "runner.sandbox": ("bubblewrap", "none"),
     "runner.task_filter": ("none", "pass-rate"),
     "harness.name": (*HARNESSES, "harbor:AGENT"),
-    "scheduling.policy": ("elastic",),
+    "schedule.policy": tuple(POLICIES),
     "eval.split": SPLITS,
     "eval.before": ("", *SPLITS),
     "eval.after": ("", *SPLITS),
@@ -50,7 +51,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "loss.clip_low": (0.0, 0.999999, False), "loss.clip_high": (0.0, 100.0, False), "loss.importance_cap": (1.0, 1e6, True),
     "sampling.temperature": (0.0, 100.0, False), "sampling.top_p": (0.0, 1.0, False), "group.reward_range": (0.0, 1e9, False),
     "group.deviation_floor": (0.0, 1.0, False), "cells.lease_s": (1.0, 1e6, True), "runner.overall_timeout_s": (0.0, 1e9, False),
-    "scheduling.slack": (0.0, 1.0, True), "proxy.port": (0, 65535, True), "proxy.wait_limit_s": (0.0, 1e9, False),
+    "schedule.slack": (0.0, 1.0, True), "proxy.port": (0, 65535, True), "proxy.wait_limit_s": (0.0, 1e9, False),
     "kafka.delivery_timeout_s": (0.0, 1e6, False),
     **dict.fromkeys(_AT_LEAST_ONE, (1, NO_LIMIT, True)),
     **dict.fromkeys(_AT_LEAST_ZERO, (0, NO_LIMIT, True)),
@@ -62,7 +63,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def problems(config: Config) -> list[Problem]:
     """Everything in `config` that cannot work."""
-    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (_ranges, _names, _data, _models, _roles, _relations, _harbor)
+    checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (
+        _ranges, _names, _data, _models, _roles, _relations, _schedule, _harbor,
+    )  # fmt: skip
     return [problem for check in checks for problem in check(config)]
 
 
@@ -194,6 +197,18 @@ def _relations(config: Config) -> Iterator[Problem]:
     if config.cells.engine == "scripted" and not config.cells.script:
         text = 'cells.engine is "scripted" but cells.script is empty: name the TOML file with its answers'
         yield Problem(text, (("cells", "script"), ("cells", "engine")))
+
+
+def _schedule(config: Config) -> Iterator[Problem]:
+    cells, schedule = config.cells, config.schedule
+    at = (("schedule", "training_cells"), ("cells", "count"), ("schedule", "policy"))
+    if schedule.policy != "async" or schedule.training_cells < 1:
+        return
+    if schedule.training_cells > cells.count:
+        yield Problem(f"schedule.training_cells ({schedule.training_cells}) is above cells.count ({cells.count})", at)
+    elif schedule.training_cells == cells.count and not cells.standalone:
+        text = f"schedule.training_cells is cells.count ({cells.count}): no cell samples; lower it, or set cells.standalone"
+        yield Problem(text, at)
 
 
 def _harbor(config: Config) -> Iterator[Problem]:

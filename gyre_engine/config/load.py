@@ -50,10 +50,18 @@ def _parse(source: Source) -> dict[str, Any]:
 def config_from_json(text: str) -> Config:
     """The config that a RunStarted event carries."""
     builder = Builder()
-    config: Config = builder.build(Config, json.loads(text))
+    config: Config = builder.build(Config, _lifted(json.loads(text)))
     if builder.problems:
         raise ConfigError(*builder.problems, source=Source(Path("run-started"), ""))
     return config
+
+
+def _lifted(tree: dict[str, Any]) -> dict[str, Any]:
+    """Where there was one policy yet, it stood under [scheduling]."""
+    if "scheduling" in tree:
+        old = tree.pop("scheduling")
+        tree["schedule"] = {"policy": "paper", "slack": old.get("slack", 1.0)}
+    return tree
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:

@@ -72,6 +72,7 @@ class CellsConfig:
     """Cells: what samples and trains."""
 
     count: int = opt(3, "K: number of cells; cell 0 is the core.")
+    standalone: int = opt(0, "Engines beside the `count` cells that sample for ever: the standalone pool.")
     engine: str = opt("native", "native (torch on the CPU), sglang, or scripted (plays the answers in `script`).")
     script: str = opt("", "For `scripted`: a TOML file of answers, as docs/harnesses.md shows.")
     capacity: int = opt(64, "C_e: executions that one cell serves at once.")
@@ -256,11 +257,14 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulingConfig:
-    """The policy that switches roles."""
+class ScheduleConfig:
+    """The policy that switches roles (docs/scheduling.md)."""
 
-    policy: str = opt("elastic", "Name of the policy.")
-    slack: float = opt(1.0, "Cells' worth of capacity that must stay free when a cell leaves sampling.")
+    policy: str = opt("paper", "paper (elastic, as the paper has it), async (a fixed split) or colocate (all cells together).")
+    slack: float = opt(
+        1.0, "For `paper`: cells' worth of capacity that must be free when a cell leaves sampling; 1 is the paper's."
+    )
+    training_cells: int = opt(1, "For `async`: how many of the `cells.count` cells train for ever, the core among them.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,4 +290,4 @@ class Config:
     optimizer: OptimizerConfig = opt(OptimizerConfig, "")
     scoring: ScoringConfig = opt(ScoringConfig, "")
     eval: EvalConfig = opt(EvalConfig, "")
-    scheduling: SchedulingConfig = opt(SchedulingConfig, "")
+    schedule: ScheduleConfig = opt(ScheduleConfig, "")

@@ -6,6 +6,7 @@ holds a whole number of batches, so no step takes groups of two classes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,14 @@ class ClassPlan:
         first = (self.phi + self.mu) * self.batch
         return 0 if group_number < first else 1 + (group_number - first) // (self.mu * self.batch)
 
+    def burst_start(self, committed_steps: int) -> int:
+        """Steps committed before the burst that the next step belongs to."""
+        return committed_steps // self.mu * self.mu
+
+    def burst_end(self, committed_steps: int) -> int:
+        """Steps committed once that burst is done."""
+        return min(self.burst_start(committed_steps) + self.mu, self.steps)
+
     def for_samplers(self, version: int) -> bool:
         """Whether engines take this version: the end of a burst, or the last of the run (for the final evaluation)."""
         return version % self.mu == 0 or version >= self.steps
@@ -52,6 +61,18 @@ def next_groups(
     current = _current_class(len(consumed), plan)
     ready = [g for g in waiting if g.class_number == current]
     return tuple(ready[: plan.batch]) if len(ready) >= plan.batch else None
+
+
+def ready_steps(admitted: Sequence[GroupAdmitted], consumed: int, plan: ClassPlan) -> int:
+    """How many steps in a row have their groups. admitted: those that no committed step has consumed."""
+    ready = Counter(group.class_number for group in admitted)
+    steps = 0
+    while (taken := consumed + steps * plan.batch) < plan.steps * plan.batch:
+        if ready[current := _current_class(taken, plan)] < plan.batch:
+            break
+        ready[current] -= plan.batch
+        steps += 1
+    return steps
 
 
 def missing_groups(known: Collection[int], consumed: int, plan: ClassPlan) -> tuple[int, ...]:

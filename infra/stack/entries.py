@@ -69,7 +69,7 @@ def engine(folder: str, position: int) -> None:
     from producers.cells.engine_server import run_engine_server, run_scripted_server
 
     launch, _ = _begin(folder)
-    config, url = launch.settings, urlsplit(launch.engine_urls[position])
+    config, url = launch.settings, urlsplit(wiring.engine_url(launch, position))
     if config.cells.engine == "scripted":
         return run_scripted_server(
             config.model.path, config.cells.script, "0", host=url.hostname or "127.0.0.1", port=url.port or 0,

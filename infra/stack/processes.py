@@ -14,6 +14,7 @@ from infra.sglang.launch import Launch as SGLangLaunch
 from infra.sglang.launch import sglang_on_cpu
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
+from infra.stack.wiring import cell_name, engine_url, positions
 from infra.supervisor.spec import ProcessSpec, RestartPolicy
 
 ENTRIES = "infra.stack.entries"
@@ -41,27 +42,28 @@ def run_processes(launch: Launch, folder: StackFolder) -> tuple[ProcessSpec, ...
     ]
     if launch.clickhouse_url:
         specs.insert(0, _light("analytics", root, SHOWING))
-    for position in range(config.cells.count):
+    for position in positions(config):
         specs += cell_processes(launch, folder, position)
     return tuple(specs)
 
 
 def cell_processes(launch: Launch, folder: StackFolder, position: int) -> list[ProcessSpec]:
-    """A cell's engine, trainer and agent."""
-    config, root, name = launch.settings, str(folder.root), f"cell-{position}"
+    """A cell's engine, trainer and agent; the standalone pool has no trainers."""
+    config, root, name = launch.settings, str(folder.root), cell_name(position)
     args = {"folder": root, "position": position}
+    trainer = ProcessSpec(
+        f"{name}-trainer", target=f"{ENTRIES}:trainer", args=args, heavy=True, parent=TRAINERS, stage=ACTING, restart=PATIENT
+    )
     return [
         _engine(config, launch, name, position, args),
-        ProcessSpec(
-            f"{name}-trainer", target=f"{ENTRIES}:trainer", args=args, heavy=True, parent=TRAINERS, stage=ACTING, restart=PATIENT
-        ),
+        *([trainer] if position >= 0 else []),
         ProcessSpec(f"{name}-agent", target=f"{ENTRIES}:cell_agent", args=args, stage=ACTING, restart=PATIENT),
     ]
 
 
 def _engine(config: Config, launch: Launch, name: str, position: int, args: dict[str, object]) -> ProcessSpec:
     if config.cells.engine == "sglang":
-        command = _sglang(config, launch.engine_urls[position])
+        command = _sglang(config, engine_url(launch, position))
         # SGLang starts processes of its own: in a namespace of pids they end with it, whatever ends it.
         apart = (find_bwrap(), "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid", "--die-with-parent")
         return ProcessSpec(f"{name}-engine", argv=(*apart, *command.argv), env=command.env, stage=ACTING, restart=PATIENT)

@@ -148,7 +148,7 @@ class Session:
     def _launch(self, kafka: KafkaSettings) -> Launch:
         config = self.config
         host = config.proxy.host
-        proxy_port, clickhouse_port, *engine_ports = free_ports(2 + config.cells.count)
+        proxy_port, clickhouse_port, *engine_ports = free_ports(2 + config.cells.count + config.cells.standalone)
         clickhouse = ""
         if config.clickhouse.enabled:
             clickhouse = masked_url(config.clickhouse.url) or f"http://127.0.0.1:{clickhouse_port}"

@@ -18,6 +18,7 @@ from gyre_engine.losses.config import LossConfig
 from gyre_engine.sandbox import Limits
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import EvaluationPlan
+from gyre_engine.scheduling.policies import PolicySettings
 from gyre_engine.tasks import Source
 from gyre_engine.training.replica import Hyper
 from gyre_engine.trees.select import SelectionSettings
@@ -35,9 +36,19 @@ SLACK_S = 60.0
 """A client waits this much longer for an answer than the proxy lets it wait: the proxy says why first."""
 
 
-def cell_names(config: Config) -> tuple[str, ...]:
-    """`cell-0` (the core), `cell-1`, ..."""
-    return tuple(f"cell-{i}" for i in range(config.cells.count))
+def cell_name(position: int) -> str:
+    """`cell-2`; below 0, of the standalone pool: `standalone-0` at -1, `standalone-1` at -2."""
+    return f"cell-{position}" if position >= 0 else f"standalone-{-1 - position}"
+
+
+def positions(config: Config) -> tuple[int, ...]:
+    """Of all cells: 0 to K - 1, then those of the standalone pool, -1 and below."""
+    return (*range(config.cells.count), *(-1 - i for i in range(config.cells.standalone)))
+
+
+def engine_url(launch: Launch, position: int) -> str:
+    """Where the cell's engine is reached: `engine_urls` are in the order of `positions`."""
+    return launch.engine_urls[positions(launch.settings).index(position)]
 
 
 def class_plan(config: Config) -> ClassPlan:
@@ -59,7 +70,7 @@ def hyper(config: Config) -> Hyper:
 def trainer(launch: Launch, folder: StackFolder, position: int, holder: str) -> TrainerSettings:
     config = launch.settings
     return TrainerSettings(
-        cell=cell_names(config)[position], core=position == 0, holder=holder, model_path=config.model.path,
+        cell=cell_name(position), core=position == 0, holder=holder, model_path=config.model.path,
         plan=class_plan(config), context=config.model.context, micro_step_tokens=config.batch.micro_step_tokens,
         temperature=config.sampling.temperature, lease_s=config.cells.lease_s,
         checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
@@ -79,18 +90,20 @@ def replay(config: Config, pinned_hash: str) -> ReplaySettings:
 
 def scheduler(launch: Launch, holder: str) -> SchedulerSettings:
     config = launch.settings
+    s = config.schedule
     return SchedulerSettings(
-        holder=holder, cells=cell_names(config), plan=class_plan(config), group_size=config.batch.group_size,
-        slack=config.scheduling.slack,
+        holder=holder, cells=tuple(map(cell_name, positions(config))), plan=class_plan(config),
+        group_size=config.batch.group_size, policy=s.policy,
+        options=PolicySettings(slack=s.slack, training_cells=s.training_cells),
     )  # fmt: skip
 
 
 def agent(launch: Launch, folder: StackFolder, position: int, incarnation: str) -> AgentSettings:
     config = launch.settings
-    name = cell_names(config)[position]
+    name = cell_name(position)
     return AgentSettings(
         cell=name, position=position, incarnation=incarnation, engine=config.cells.engine,
-        engine_url=launch.engine_urls[position], capacity=config.cells.capacity, model_path=config.model.path,
+        engine_url=engine_url(launch, position), capacity=config.cells.capacity, model_path=config.model.path,
         scratch=str(folder.scratch / launch.run / name), plan=class_plan(config),
         secret=folder.secret(),
     )  # fmt: skip

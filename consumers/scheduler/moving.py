@@ -1,0 +1,44 @@
+"""Where interrupted executions go on: the scheduler's answer to a drain. A fold and a plan; pure.
+
+reads     cells, commands (through `see`)
+writes    commands: move-executions (by the process)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gyre_engine.events import Event
+from gyre_engine.events.cells import Drained, MoveExecutions
+from gyre_engine.scheduling.cells import Fleet
+from gyre_engine.scheduling.migration import KvCosts, plan_moves
+
+
+@dataclass(slots=True)
+class Moving:
+    """State: one drain a cell, and what moves and prefills have cost."""
+
+    kv: str = "auto"
+    costs: KvCosts = field(default_factory=KvCosts)
+    _drains: dict[str, Drained] = field(default_factory=dict)
+
+    def see(self, event: Event) -> None:
+        """Take one event into account."""
+        self.costs = self.costs.observe(event)
+        match event:
+            case Drained() if event.requests:
+                self._drains[event.cell] = event
+            case MoveExecutions():
+                self._drains.pop(event.source, None)
+            case _:
+                pass
+
+    def due(self, fleet: Fleet, epoch: int, number: int) -> MoveExecutions | None:
+        """The command that answers a drain which the last command to its cell began, if one is to be answered."""
+        for cell, drained in self._drains.items():
+            command = fleet.commands.get(cell)
+            if command is not None and (command.epoch, command.number) == (drained.command_epoch, drained.command_number):
+                moves = plan_moves(drained, fleet.serving, self.costs, self.kv)
+                by = (drained.command_epoch, drained.command_number)
+                return MoveExecutions(epoch=epoch, number=number, source=cell, drained=by, moves=moves)
+        return None
