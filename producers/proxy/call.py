@@ -17,7 +17,7 @@ from gyre_engine.events import Event, derived_id, now_us
 from gyre_engine.events.calls import Finish, ModelCall, Role
 from gyre_engine.events.executions import ToolCalled
 from gyre_engine.sampling.port import Chunk, FinishReason
-from gyre_engine.trees.conversation import Author, Message, ToolCall, link, wire_id
+from gyre_engine.trees.conversation import Author, Message, link
 from gyre_engine.trees.path import call_id
 from producers.proxy.exchange import Answer, Ask, ProxyError, Usage, too_long, unavailable
 from producers.proxy.execution import Execution
@@ -90,7 +90,7 @@ class Call(SharedCall):
             return unavailable("call_cancelled", "the call was cancelled: its execution ends, or the proxy restarts", 1)
         self.heard += self._stream.rest(parsed)
         usage = Usage(len(self.prompt.ids), len(record.output_ids), record.cached_tokens, self._thought(parsed))
-        calls = _wire(record.call, parsed)
+        calls = parsed.tool_calls(record.call)
         return Answer(record.call, self.requested_at // 1_000_000, parsed.text, parsed.reasoning, calls, finish, usage)
 
     async def _sample(self) -> FinishReason:
@@ -135,7 +135,7 @@ class Call(SharedCall):
             return records[-1], records[-1].call
 
         def stands() -> None:
-            wire_ids = [call.id for call in _wire(records[-1].call, parsed)]
+            wire_ids = [asked.id for asked in parsed.tool_calls(records[-1].call)]
             self.execution.learn(records[-1], wire_ids)
             self.recorded, self.excuse = True, None
             self._tell_tools(records[-1], parsed)
@@ -155,11 +155,11 @@ class Call(SharedCall):
         self._wake()
 
     def _tell_tools(self, record: ModelCall, parsed: Parsed) -> None:
-        for index, asked in enumerate(parsed.calls):
+        for index, asked in enumerate(parsed.tool_calls(record.call)):
             event = ToolCalled(
                 execution=record.execution,
                 call=record.call,
-                tool_call=wire_id(record.call, index),
+                tool_call=asked.id,
                 name=asked.name,
                 arguments=asked.arguments[:SHOWN],
             )
@@ -187,10 +187,6 @@ def new_call(execution: Execution, ask: Ask, desk: Desk, settings: ProxySettings
 
 _FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH, FinishReason.ABORT: Finish.CANCELLED}
 _NOTHING = Parsed("", "", ())
-
-
-def _wire(call: str, parsed: Parsed) -> tuple[ToolCall, ...]:
-    return tuple(ToolCall(wire_id(call, at), asked.name, asked.arguments) for at, asked in enumerate(parsed.calls))
 
 
 def _record_of(call: Call, finish: Finish, parsed: Parsed) -> ModelCall:
@@ -236,7 +232,7 @@ def _chain(call: Call, name: str, finish: Finish, parsed: Parsed) -> bytes:
     """Where a history that goes on from this answer begins; nothing goes on from one that no client got."""
     if finish in (Finish.CANCELLED, Finish.ERROR):
         return b""
-    return link(call.prompt.chain, Message(Author.ASSISTANT, parsed.text, calls=_wire(name, parsed)))
+    return link(call.prompt.chain, Message(Author.ASSISTANT, parsed.text, calls=parsed.tool_calls(name)))
 
 
 def _untrainable(call: Call) -> str | None:

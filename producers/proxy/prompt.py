@@ -13,7 +13,7 @@ import numpy as np
 
 from gyre_engine.events.calls import Continuity, InputSpan
 from gyre_engine.events.codec import Int32
-from gyre_engine.trees.conversation import Author, Message, ToolCall, steady, wire_id
+from gyre_engine.trees.conversation import Author, Message, steady
 from gyre_engine.trees.path import EMPTY, Cut, Stretch
 from producers.proxy.exchange import Ask
 from producers.proxy.execution import Execution
@@ -108,9 +108,7 @@ def _restored(execution: Execution, rendering: Rendering, message: Message, call
         return message
     stretch = execution.paths.stretches[call]
     parsed = rendering.parse(tail_of(execution, stretch, rendering), stretch.output.tolist(), [])
-    originals = {
-        wire_id(call, at): ToolCall(wire_id(call, at), asked.name, asked.arguments) for at, asked in enumerate(parsed.calls)
-    }
+    originals = {original.id: original for original in parsed.tool_calls(call)}
     calls = tuple(originals.get(known.id, known) for known in message.calls)
     return replace(message, calls=calls, reasoning=message.reasoning or parsed.reasoning)
 

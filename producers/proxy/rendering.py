@@ -20,7 +20,7 @@ from renderers import create_renderer
 from renderers.configs import config_from_name
 
 from gyre_engine.events.calls import InputSpan, Provenance
-from gyre_engine.trees.conversation import Author, Message, steady
+from gyre_engine.trees.conversation import Author, Message, ToolCall, steady, wire_id
 from producers.proxy.tokens import ChatTokenizer
 
 TAIL = 512
@@ -46,7 +46,7 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WrittenCall:
     """A tool call as the model wrote it: `arguments` is the text between its braces as sampled, valid JSON or not."""
 
     name: str
@@ -59,7 +59,11 @@ class Parsed:
 
     text: str
     reasoning: str
-    calls: tuple[Asked, ...]
+    calls: tuple[WrittenCall, ...]
+
+    def tool_calls(self, call: str) -> tuple[ToolCall, ...]:
+        """The tool calls as they go over the wire, where this is what `call` said."""
+        return tuple(ToolCall(wire_id(call, at), written.name, written.arguments) for at, written in enumerate(self.calls))
 
 
 _RENDERERS = {
@@ -263,20 +267,20 @@ _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 _NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 
 
-def _asked(attempt: Any) -> Asked | None:
+def _asked(attempt: Any) -> WrittenCall | None:
     """A parse attempt as a tool call, or None where not even a name can be read."""
     if attempt.name and isinstance(attempt.name, str) and str(attempt.status) == "ok":
-        return Asked(_whole(attempt.name), _whole(_as_written(attempt.raw, attempt.arguments)))
+        return WrittenCall(_whole(attempt.name), _whole(_as_written(attempt.raw, attempt.arguments)))
     return _by_text(attempt.raw)
 
 
-def _by_text(raw: str) -> Asked | None:
+def _by_text(raw: str) -> WrittenCall | None:
     """A call that is no valid JSON, by what stands where its name and its arguments stand."""
     name, arguments = _NAME.search(raw), _ARGUMENTS.search(raw)
     if name is None or arguments is None:
         return None
     rest = raw[arguments.end() :].rstrip()
-    return Asked(name.group(1), rest[:-1] if rest.endswith("}") else rest)
+    return WrittenCall(name.group(1), rest[:-1] if rest.endswith("}") else rest)
 
 
 def _whole(text: str) -> str:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from gyre_engine.events import Recorded
 from gyre_engine.events.calls import ExecutionClosed, ModelCall, ProxyOwns
 from gyre_engine.log.port import Log, Offsets
-from gyre_engine.trees.conversation import wire_id
 from gyre_engine.trees.owned import OwnedCalls
 from producers.proxy.execution import Execution
 from producers.proxy.prompt import tail_of
@@ -76,4 +75,4 @@ def rebuild(name: str, past: OwnedCalls, rendering: Rendering) -> Execution:
 def _wire_ids(execution: Execution, call: ModelCall, rendering: Rendering) -> list[str]:
     tail = tail_of(execution, execution.paths.stretches[call.call], rendering)
     parsed = rendering.parse(tail, call.output_ids.tolist(), [])
-    return [wire_id(call.call, index) for index in range(len(parsed.calls))]
+    return [asked.id for asked in parsed.tool_calls(call.call)]

@@ -13,7 +13,6 @@ from uuid import uuid4
 
 from gyre_engine.events import derived_id
 from gyre_engine.events.executions import UpstreamAnswered
-from gyre_engine.trees.conversation import ToolCall, wire_id
 from producers.proxy.exchange import Answer, Channel, Piece, ProxyError, Usage, unavailable
 from producers.proxy.outbox import Outbox
 from producers.proxy.shared_call import SharedCall
@@ -76,8 +75,8 @@ class UpstreamCall(SharedCall):
         parsed = said.parsed
         texts = ((Channel.REASONING, parsed.reasoning), (Channel.TEXT, parsed.text))
         self.heard += [Piece(channel, text) for channel, text in texts if text]
-        calls = tuple(ToolCall(wire_id(self.name, at), asked.name, asked.arguments) for at, asked in enumerate(parsed.calls))
-        return Answer(self.name, self.requested_at // 1_000_000, parsed.text, parsed.reasoning, calls, said.finish, said.usage)
+        calls, at = parsed.tool_calls(self.name), self.requested_at // 1_000_000
+        return Answer(self.name, at, parsed.text, parsed.reasoning, calls, said.finish, said.usage)
 
     def _tell(self, status: int, usage: Usage, took_us: int) -> None:
         event = UpstreamAnswered(

@@ -14,7 +14,7 @@ import orjson
 from gyre_engine.events.calls import Finish
 from gyre_engine.trees.conversation import Author, Message
 from producers.proxy.exchange import Ask, Usage
-from producers.proxy.rendering import Asked, Parsed
+from producers.proxy.rendering import Parsed, WrittenCall
 
 _FINISH = {"length": Finish.LENGTH}
 _LARGEST = 1 << 31
@@ -74,12 +74,12 @@ def read(body: bytes) -> Said:
     return Said(Parsed(_text(message.get("content")), reasoning, calls), finish, _usage(_dict(_dict(fields).get("usage"))))
 
 
-def _asked(call: Any) -> Asked:
+def _asked(call: Any) -> WrittenCall:
     function = _dict(_dict(call).get("function"))
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
         raise Unreadable("a tool call in it has no function with a name")
-    return Asked(name, arguments if isinstance(arguments, str) else orjson.dumps(arguments or {}).decode())
+    return WrittenCall(name, arguments if isinstance(arguments, str) else orjson.dumps(arguments or {}).decode())
 
 
 def _usage(usage: dict[str, Any]) -> Usage:
