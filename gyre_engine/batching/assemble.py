@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre_engine.batching.work import ExecutionWork, Segment
-from gyre_engine.events.calls import ModelCall, Role, TreeNode
+from gyre_engine.events.calls import ModelCall
 from gyre_engine.events.training import AdmittedExecution
-from gyre_engine.trees import facts
+from gyre_engine.trees.facts import of_call
 from gyre_engine.trees.segments import Run, Segments, places, segments_of
 from gyre_engine.trees.select import TrainedRange, ranges_of
 
@@ -28,11 +28,10 @@ class AssemblyError(ValueError):
 def assemble(admitted: AdmittedExecution, calls: Sequence[ModelCall]) -> ExecutionWork:
     """The work of one admitted execution from its model calls in the order of the log, ended by its closing.
 
-    Records of stale owners must be gone (log-rules, 9); a call that stands twice counts once. Only the paths of the selected
+    Records of stale owners and of calls that stand twice must be gone (log-rules, 9; trees.owned). Only the paths of the selected
     leaves are laid out. Raises AssemblyError where a leaf is missing or a count differs.
     """
-    calls = _once(calls)
-    nodes = [_node(call) for call in calls]
+    nodes = [of_call(call) for call in calls]
     leaves = _leaves(admitted, places(nodes))
     tree = segments_of(nodes, leaves, set(leaves))
     ranges = ranges_of(nodes, tree, leaves)
@@ -48,27 +47,6 @@ def assemble(admitted: AdmittedExecution, calls: Sequence[ModelCall]) -> Executi
         advantage=admitted.advantage,
         trained_tokens=admitted.trained_tokens,
         sequences=sequence,
-    )
-
-
-def _once(calls: Sequence[ModelCall]) -> list[ModelCall]:
-    kept: dict[str, ModelCall] = {}
-    for call in calls:
-        kept.setdefault(call.call, call)
-    return list(kept.values())
-
-
-def _node(call: ModelCall) -> TreeNode:
-    own = facts.of_call(call)
-    return TreeNode(
-        node=own.call,
-        parent=own.parent,
-        cut=own.cut,
-        new_input_tokens=own.new_input,
-        output_tokens=own.output,
-        trainable=own.trainable,
-        role=Role.MAIN,
-        min_version=own.min_version,
     )
 
 

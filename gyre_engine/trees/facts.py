@@ -15,12 +15,12 @@ from gyre_engine.events.calls import Continuity, ExecutionClosed, ModelCall, Pro
 class CallFacts(msgspec.Struct, frozen=True, gc=False):
     """One model call without its tokens. Lengths are in tokens.
 
-    cut:            length of the shared prefix, from the root
-    new_input:      prompt tokens of its own
-    output:         sampled tokens
-    trainable:      whether the policy's tokens may be trained on
-    min_version:    oldest weight version that sampled one of its tokens; max_version the newest
-    role:           told by a rule of the config, else None
+    cut:               length of the shared prefix, from the root
+    new_input_tokens:  prompt tokens of its own
+    output_tokens:     sampled tokens
+    trainable:         whether the policy's tokens may be trained on
+    min_version:       oldest weight version that sampled one of its tokens; max_version the newest
+    role:              told by a rule of the config, else None
     """
 
     execution: str
@@ -29,8 +29,8 @@ class CallFacts(msgspec.Struct, frozen=True, gc=False):
     owner_epoch: int
     parent: str | None
     cut: int
-    new_input: int
-    output: int
+    new_input_tokens: int
+    output_tokens: int
     trainable: bool
     shape: str
     tools: int
@@ -41,14 +41,19 @@ class CallFacts(msgspec.Struct, frozen=True, gc=False):
     role: Role | None = None
 
     @property
+    def node(self) -> str:
+        """Its name in the tree (segments.Node)."""
+        return self.call
+
+    @property
     def output_start(self) -> int:
         """Where its sampled tokens begin on its path: the length of its prompt."""
-        return self.cut + self.new_input
+        return self.cut + self.new_input_tokens
 
     @property
     def end(self) -> int:
         """Length of its path."""
-        return self.cut + self.new_input + self.output
+        return self.cut + self.new_input_tokens + self.output_tokens
 
 
 Fact = CallFacts | ProxyOwns | ExecutionClosed

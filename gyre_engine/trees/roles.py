@@ -89,7 +89,9 @@ Prompt = tuple[int, int]
 def _prompt(calls: Sequence[CallFacts], place: Mapping[str, int], index: int) -> Prompt:
     """Calls with no input of their own have the prompt at which they are cut from their parent."""
     call = calls[index]
-    return (place[call.parent], call.cut) if call.new_input == 0 and call.parent is not None else (index, call.output_start)
+    return (
+        (place[call.parent], call.cut) if call.new_input_tokens == 0 and call.parent is not None else (index, call.output_start)
+    )
 
 
 def _twins(calls: Sequence[CallFacts], place: Mapping[str, int]) -> dict[Prompt, list[int]]:
@@ -109,7 +111,7 @@ def _continues(calls: Sequence[CallFacts], place: Mapping[str, int], twins: Mapp
         parent = place[call.parent]
         if call.cut > calls[parent].output_start:
             before[index] = parent
-        elif call.cut == calls[parent].output_start and call.new_input:
+        elif call.cut == calls[parent].output_start and call.new_input_tokens:
             before[index] = max(twin for twin in twins[_prompt(calls, place, parent)] if twin < index)
     return before
 

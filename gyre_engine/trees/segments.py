@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Node(Protocol):
-    """What a node must tell: TreeNode does."""
+    """What a node must tell: TreeNode does, and CallFacts."""
 
     @property
     def node(self) -> str: ...

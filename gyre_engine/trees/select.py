@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from gyre_engine.events.calls import Role, TreeNode
 from gyre_engine.events.training import LeftOut, SelectedTrajectory
-from gyre_engine.trees.segments import Segments, end_of, leaves_of, places, segments_of
+from gyre_engine.trees.segments import Node, Segments, end_of, leaves_of, places, segments_of
 
 PAPER_ORDER = (Role.MAIN, Role.MAIN_SUMMARY, Role.SUB_AGENT, Role.SUB_AGENT_SUMMARY)
 """Classes in falling priority."""
@@ -97,7 +97,7 @@ def select(execution: str, nodes: Sequence[TreeNode], settings: SelectionSetting
     return Selection(tuple(chosen), tuple(odds), tuple(ranges), left_out, trained, _oldest(nodes, ranges))
 
 
-def ranges_of(nodes: Sequence[TreeNode], tree: Segments, leaves: Sequence[int]) -> list[tuple[TrainedRange, ...]]:
+def ranges_of(nodes: Sequence[Node], tree: Segments, leaves: Sequence[int]) -> list[tuple[TrainedRange, ...]]:
     """What each of `leaves`, in this order, adds to training: how a logged selection is followed again."""
     unmasked = [segment.trainable for segment in tree.segments]
     return [_take(nodes, tree, unmasked, leaf) for leaf in leaves]
@@ -160,7 +160,7 @@ def _path_sums(tree: Segments, values: Sequence[int]) -> list[int]:
     return sums
 
 
-def _take(nodes: Sequence[TreeNode], tree: Segments, unmasked: list[int], leaf: int) -> tuple[TrainedRange, ...]:
+def _take(nodes: Sequence[Node], tree: Segments, unmasked: list[int], leaf: int) -> tuple[TrainedRange, ...]:
     """Mask the path of `leaf`; the tokens that were unmasked on it, from the root down."""
     found: list[TrainedRange] = []
     for index in reversed(tree.path(leaf)):

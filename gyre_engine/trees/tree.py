@@ -45,7 +45,7 @@ class TrajectoryTree:
         if call.owner_epoch < self.epoch or call.call in self._place:
             return False
         self.epoch = call.owner_epoch
-        self.sampled += call.output
+        self.sampled += call.output_tokens
         self._check(call)
         self._place[call.call] = len(self.calls)
         self.calls.append(call)
@@ -72,8 +72,8 @@ class TrajectoryTree:
     def _check(self, call: CallFacts) -> None:
         name = f"call {call.call} of execution {self.execution}"
         if call.parent is None:
-            if call.cut != 0 or call.new_input == 0:
-                raise TreeError(f"{name} is a root with a prefix of {call.cut} and a prompt of {call.new_input} tokens")
+            if call.cut != 0 or call.new_input_tokens == 0:
+                raise TreeError(f"{name} is a root with a prefix of {call.cut} and a prompt of {call.new_input_tokens} tokens")
             return
         place = self._place.get(call.parent)
         if place is None:
@@ -91,8 +91,8 @@ def grown(call: CallFacts) -> NodeGrown:
         parent=call.parent,
         number=call.number,
         cut=call.cut,
-        new_input_tokens=call.new_input,
-        output_tokens=call.output,
+        new_input_tokens=call.new_input_tokens,
+        output_tokens=call.output_tokens,
         trainable=call.trainable,
         shape=call.shape,
         tools=call.tools,
@@ -104,7 +104,7 @@ def grown(call: CallFacts) -> NodeGrown:
 
 def _closed(tree: TrajectoryTree) -> TreeClosed:
     nodes = tuple(
-        TreeNode(c.call, c.parent, c.cut, c.new_input, c.output, c.trainable, role, c.min_version)
+        TreeNode(c.call, c.parent, c.cut, c.new_input_tokens, c.output_tokens, c.trainable, role, c.min_version)
         for c, role in zip(tree.calls, infer_roles(tree.calls), strict=True)
     )
     standing = sum(node.output_tokens for node in nodes)

@@ -66,7 +66,7 @@ def test_assembled_work_holds_the_selected_tokens_with_their_logprobs_and_versio
     grown = data.draw(executions())
     found = data.draw(nodes(grown))
     chosen = select(EXECUTION, found, SelectionSettings(j_max))
-    work = assemble(admitted(chosen), [*grown.calls, *grown.calls[:2]])
+    work = assemble(admitted(chosen), grown.calls)
     tokens = [t for segment in work.segments for t in segment.ids.tolist()]
     assert work.trained_tokens == len(work.trained) == chosen.trained_tokens
     trained = [tokens[row] for row in work.trained]
