@@ -1,9 +1,9 @@
 """Conversations: which recorded call an incoming history goes on from, told without looking at a token.
 
 A history is a chain of hashes over canonical messages. What a harness rewrites does not count: the blanks around a
-text, reasoning that is dropped, moved or trimmed, the arguments of a tool call (the call's id stands for it), a nonce
-line in the system text. What it means counts: roles, texts, tool-call ids, tool results, the offered tools. The chain
-after each recorded answer names the call that gave it, so the longest known chain gives the parent.
+text, reasoning that is dropped, moved or trimmed, the arguments of a tool call (the call's id stands for it). A nonce line in a
+system text is taken off where a request is read (`steady`). What it means counts: roles, texts, tool-call ids, tool results, the
+offered tools. The chain after each recorded answer names the call that gave it, so the longest known chain gives the parent.
 
 promises  one hash a message and request; the same history gives the same chain in every process
 """
@@ -64,7 +64,7 @@ def canonical(message: Message) -> bytes:
         said = (_THINKING.sub("", text, count=1) if "<think>" in text else text).strip()
         whole = "\0".join([f"assistant {len(said)} {said}", *[call.id for call in message.calls]])
     else:
-        whole = f"system {steady(text)}"
+        whole = f"system {text}"
     return whole.encode("utf-8", "replace")
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
-from gyre_engine.trees.conversation import Author, Message, begin, links
+from gyre_engine.trees.conversation import Author, Message, begin, links, steady
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +78,22 @@ def read_history(
         raw = [*last.raw[:start], *raw[start:]]  # one copy in memory of what both say
     else:
         head, start = read_head(), 0
-        messages, ends = list(head.messages), [0] * len(head.messages)
+        messages, ends = [_steadied(message) for message in head.messages], [0] * len(head.messages)
         chain = begin(orjson.dumps(head.tools, option=orjson.OPT_SORT_KEYS))
         chains = links(chain, messages)
         chain = chains[-1] if chains else chain
-    new = list(read(raw, start))
+    new = [(_steadied(message), end) for message, end in read(raw, start)]
     messages += [message for message, _ in new]
     ends += [end for _, end in new]
     chains += links(chain, [message for message, _ in new])
     return History(head, raw, messages, ends, chains, nbytes)
+
+
+def _steadied(message: Message) -> Message:
+    """A system's message without the line that some harnesses change at every call; others may quote it."""
+    if message.author is not Author.SYSTEM or (text := steady(message.text)) == message.text:
+        return message
+    return replace(message, text=text)
 
 
 def one_by_one(parse: Callable[[Any, int], Message]) -> Reader:

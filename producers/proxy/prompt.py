@@ -13,7 +13,7 @@ import numpy as np
 
 from gyre_engine.events.calls import Continuity, InputSpan
 from gyre_engine.events.codec import Int32
-from gyre_engine.trees.conversation import Author, Message, steady
+from gyre_engine.trees.conversation import Author, Message
 from gyre_engine.trees.path import EMPTY, Cut, Stretch
 from producers.proxy.exchange import Ask
 from producers.proxy.execution import Execution
@@ -122,7 +122,7 @@ def _from(spans: Sequence[InputSpan], start: int) -> tuple[InputSpan, ...]:
 
 def shape_of(ask: Ask) -> str:
     """Short hash of the system text and the tools' names: calls of one agent share it."""
-    digest = hashlib.blake2b(steady(ask.said_by(Author.SYSTEM)).encode("utf-8", "replace"), digest_size=8)
+    digest = hashlib.blake2b(ask.said_by(Author.SYSTEM).encode("utf-8", "replace"), digest_size=8)
     for name in sorted(_name(tool) for tool in ask.tools):
         digest.update(b"\0" + name.encode("utf-8", "replace"))
     return digest.hexdigest()

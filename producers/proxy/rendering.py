@@ -20,7 +20,7 @@ from renderers import create_renderer
 from renderers.configs import config_from_name
 
 from gyre_engine.events.calls import InputSpan, Provenance
-from gyre_engine.trees.conversation import Author, Message, ToolCall, steady, wire_id
+from gyre_engine.trees.conversation import Author, Message, ToolCall, wire_id
 from producers.proxy.tokens import ChatTokenizer
 
 TAIL = 512
@@ -201,8 +201,7 @@ class Rendering:
     def _text(self, message: Message) -> str:
         """Control tokens that a text quotes stay text. In a system text, and in turns that were not sampled here, markers of
         thinking and tools count: they are how such texts speak of them."""
-        text = steady(message.text) if message.author is Author.SYSTEM else message.text
-        return self.tokenizer.guarded(text, special_only=message.author in (Author.SYSTEM, Author.ASSISTANT))
+        return self.tokenizer.guarded(message.text, special_only=message.author in (Author.SYSTEM, Author.ASSISTANT))
 
     def _after_thinking(self, ids: list[int]) -> int:
         at = ids.index(self.think_close) + 1

@@ -157,6 +157,13 @@ async def test_c06_a_nonce_in_the_system_text_changes_no_parent(stack: Stack) ->
     assert sum(call.parent is None for call in stack.calls()) == 1
 
 
+def test_the_line_that_changes_is_taken_off_a_system_text_alone() -> None:
+    billed = "x-anthropic-billing-header: cch=1;\nYou help."
+    said = [{"role": role, "content": billed} for role in ("system", "user", "developer", "user")]
+    read = Chat().parse(orjson.dumps({"model": "policy", "messages": said})).messages
+    assert [message.text for message in read] == ["You help.", billed, "You help.", billed]
+
+
 @settings(deadline=None)
 @given(first=st.integers(0, 8), second=st.integers(0, 8), edit=st.integers(0, 8), other_tools=st.booleans())
 def test_a_history_read_with_the_last_one_is_as_read_alone(first: int, second: int, edit: int, other_tools: bool) -> None:
