@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gyre_engine.events import Event, derived_id
-from gyre_engine.events.cells import CellHealth, CellStarted, RoleChanged, WaterLevelChanged
+from gyre_engine.events.cells import CellHealth, CellStarted, LifeChanged, RoleChanged, WaterLevelChanged
 from gyre_engine.events.executions import Discarded, Dispatched, Finished, Started
 from gyre_engine.events.training import CoreElected, GroupAdmitted, StepCommitted, StepOpened
 from gyre_engine.log.intake import unreadable
@@ -26,7 +26,7 @@ _WANTED = frozenset(
     cls.TYPE
     for cls in (
         *(Dispatched, Started, Finished, Discarded),
-        *(CellStarted, RoleChanged, CellHealth),
+        *(CellStarted, RoleChanged, LifeChanged, CellHealth),
         *(GroupAdmitted, CoreElected, StepOpened, StepCommitted),
     )
 )

@@ -33,6 +33,10 @@ class Moving:
             case _:
                 pass
 
+    def waits(self, cell: str) -> bool:
+        """Whether a drain of this cell is not answered yet."""
+        return cell in self._drains
+
     def due(self, fleet: Fleet, epoch: int, number: int) -> MoveExecutions | None:
         """The command that answers a drain which the last command to its cell began, if one is to be answered."""
         for cell, drained in self._drains.items():

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from consumers.scheduler.moving import Moving
 from consumers.scheduler.view import TOPICS, View
-from gyre_engine.events import Recorded
+from gyre_engine.events import Event, Recorded
 from gyre_engine.events.cells import SchedulerElected
 from gyre_engine.log import Log
 from gyre_engine.log.consumer import Consumer, Reading, Report, serve
@@ -35,6 +37,7 @@ class SchedulerSettings:
     plan: ClassPlan
     group_size: int
     policy: str = "paper"
+    kv: str = "auto"
     options: PolicySettings = field(default_factory=PolicySettings)
 
 
@@ -53,6 +56,7 @@ class Scheduler(Consumer):
         super().__init__(log, Reading(poll_seconds=IDLE_POLL_S), report)
         self.view = View(settings.plan, settings.group_size)
         self._settings = settings
+        self._moving = Moving(settings.kv)
         self._epoch = 0
 
     def group(self) -> None:
@@ -60,29 +64,32 @@ class Scheduler(Consumer):
 
     def handle(self, record: Recorded) -> None:
         self.view.see(record)
+        self._moving.see(record.event)
 
     def caught_up(self) -> None:
         """Win an epoch."""
         self._epoch = self._elect()
 
     def idle(self) -> None:
-        """Command what the policy says. Raises Deposed."""
+        """Say where interrupted executions go on, else command what the policy says. Raises Deposed."""
         if not self._epoch:
             return
         fleet, holder = self.view.fleet, self._settings.holder
         if fleet.epoch != self._epoch:
             raise Deposed(f"scheduler {holder} (epoch {self._epoch}): {fleet.holder} rules with epoch {fleet.epoch}")
-        decision = decide(self.view, self._settings)
-        if decision is not None:
-            self._command(decision)
+        moves = self._moving.due(fleet, self._epoch, self.view.number + 1)
+        if moves is not None:
+            self._write(moves, lambda: not self._moving.waits(moves.source))
+        elif (decision := decide(self.view, self._settings)) is not None:
+            command = self.view.command(decision, self._epoch)
+            logger.info("%s", decision)
+            self._write(command, lambda: self.view.has_read(command))
 
-    def _command(self, decision: Decision) -> None:
+    def _write(self, command: Event, read_back: Callable[[], bool]) -> None:
         view, epoch = self.view, self._epoch
-        command = view.command(decision, epoch)
-        logger.info("%s", decision)
         self.log.append_all([command])
         self.read_on(
-            lambda: view.has_read(command) or view.fleet.epoch != epoch,
+            lambda: read_back() or view.fleet.epoch != epoch,
             "the topic commands did not give back the command that was just written",
         )
 

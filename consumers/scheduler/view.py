@@ -92,9 +92,14 @@ class View:
             over=over,
         )
 
+    @property
+    def number(self) -> int:
+        """Of the last command."""
+        return max(self.fleet.number, self.bursts.number)
+
     def command(self, decision: Decision, epoch: int) -> SwitchRole | BeginBurst:
         """The decision as a command, with what it saw."""
-        number = max(self.fleet.number, self.bursts.number) + 1
+        number = self.number + 1
         level, capacity = self.demand().water_level, self.cluster().sampling_capacity
         if isinstance(decision, Begin):
             return BeginBurst(

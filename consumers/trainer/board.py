@@ -11,7 +11,7 @@ from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import packed
 from gyre_engine.events import Recorded
 from gyre_engine.events.bursts import BeginBurst
-from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged, SchedulerElected, SwitchRole
+from gyre_engine.events.cells import CellRole, CellStarted, LifeChanged, RoleChanged, SchedulerElected, SwitchRole
 from gyre_engine.events.training import (
     Claimed,
     MemberJoined,
@@ -61,7 +61,7 @@ class Board:
         match record.event:
             case MicroStep() as event if event.step > self.ledger.step:
                 self.packs[event.micro_step], self._steps[event.micro_step] = packed(event), event.step
-            case RoleChanged() | CellStarted() as event:
+            case RoleChanged() | LifeChanged() | CellStarted() as event:
                 self.fleet = observe(self.fleet, event)
             case SchedulerElected() | SwitchRole() | BeginBurst() as event:
                 self.bursts = bursts.observe(self.bursts, event)

@@ -38,6 +38,7 @@ _ONE_OF = {
     "runner.task_filter": ("none", "pass-rate"),
     "harness.name": (*HARNESSES, "harbor:AGENT"),
     "schedule.policy": tuple(POLICIES),
+    "schedule.kv": ("auto", "always", "never"),
     "eval.split": SPLITS,
     "eval.before": ("", *SPLITS),
     "eval.after": ("", *SPLITS),

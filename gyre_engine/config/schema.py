@@ -264,6 +264,9 @@ class ScheduleConfig:
     slack: float = opt(
         1.0, "For `paper`: cells' worth of capacity that must be free when a cell leaves sampling; 1 is the paper's."
     )
+    kv: str = opt(
+        "auto", "KV of interrupted requests at a switch: auto (moved where that is faster by what was measured), always or never."
+    )
     training_cells: int = opt(1, "For `async`: how many of the `cells.count` cells train for ever, the core among them.")
 
 

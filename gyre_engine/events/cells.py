@@ -16,6 +16,37 @@ class CellRole(StrEnum):
     SWITCHING = "switching"
 
 
+class LifeState(StrEnum):
+    """Where a cell stands in its life (gyre_engine.scheduling.life)."""
+
+    STARTING = "starting"
+    SAMPLING = "sampling"
+    DRAINING = "draining"
+    EXPORTING = "exporting-kv"
+    JOINING = "joining"
+    TRAINING = "training"
+    SEALING = "sealing"
+    REFRESHING = "refreshing-weights"
+    LOST = "lost"
+
+
+class LifeTrigger(StrEnum):
+    """What moves a cell on in its life."""
+
+    TOLD_TO_TRAIN = "told-to-train"
+    TOLD_TO_SAMPLE = "told-to-sample"
+    DRAINED = "drained"
+    EXPORTED = "exported"
+    JOINED = "joined"
+    STEP_OVER = "step-over"
+    LEFT = "left"
+    REFRESHED = "refreshed"
+    TIMED_OUT = "timed-out"
+    ENGINE_LOST = "engine-lost"
+    BACK_TO_SAMPLE = "back-to-sample"
+    BACK_TO_TRAIN = "back-to-train"
+
+
 @event("cell-started", topic="cells", key="cell")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellStarted(Event):
@@ -48,6 +79,81 @@ class RoleChanged(Event):
     took_us: int = 0
 
 
+@event("life-changed", topic="cells", key="cell")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeChanged(Event):
+    """A cell went from one state of its life to the next."""
+
+    cell: str
+    incarnation: str
+    before: LifeState
+    trigger: LifeTrigger
+    after: LifeState
+    took_us: int = 0
+    """How long it was in `before`."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A request that was in flight when its cell was drained. tokens: of its prompt and what it had sampled."""
+
+    execution: str
+    rid: str
+    tokens: int
+
+
+@event("drained", topic="cells", key="cell")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained(Event):
+    """A cell has stopped sampling; its interrupted requests have handed over what they had, and their KV is still there."""
+
+    cell: str
+    incarnation: str
+    command_epoch: int
+    command_number: int
+    weight_version: int
+    requests: tuple[Interrupted, ...]
+
+
+@event("kv-exported", topic="cells", key="cell")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvExported(Event):
+    """The KV of an interrupted request can be read from its cell until `kv-imported`, or the lease's end."""
+
+    cell: str
+    incarnation: str
+    command_epoch: int
+    command_number: int
+    execution: str
+    rid: str
+    destination: str
+    tokens: int
+    nbytes: int
+    weight_version: str
+    ticket: bytes
+    """gyre_engine.sampling.kv.KvTicket; empty where nothing was cached."""
+    took_us: int
+
+
+@event("kv-imported", topic="cells", key="cell")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvImported(Event):
+    """The destination is done with an export: it holds `tokens` of it (0: none, and `reason`), and the source may free its pages."""
+
+    cell: str
+    incarnation: str
+    source: str
+    command_epoch: int
+    command_number: int
+    execution: str
+    rid: str
+    tokens: int
+    nbytes: int
+    took_us: int
+    reason: str = ""
+
+
 @event("cell-health", topic="cells", key="cell")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellHealth(Event):
@@ -63,6 +169,8 @@ class CellHealth(Event):
     generated_tokens: int = 0
     prefilled_tokens: int = 0
     reused_tokens: int = 0
+    prefills: tuple[tuple[int, int, int], ...] = ()
+    """Of the newest prefills: tokens that stood already, tokens after it, microseconds of computing."""
 
 
 @event("weights-loaded", topic="cells", key="cell")
@@ -110,6 +218,28 @@ class SwitchRole(Event):
     reason: str
     water_level: int
     sampling_capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Where an interrupted execution goes on, and whether its KV moves with it or is computed again there."""
+
+    execution: str
+    rid: str
+    destination: str
+    with_kv: bool
+
+
+@event("move-executions", topic="commands", key="run")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveExecutions(Event):
+    """What becomes of the requests that a cell interrupted. `drained`: (epoch, number) of the SwitchRole that drained it."""
+
+    epoch: int
+    number: int
+    source: str
+    drained: tuple[int, int]
+    moves: tuple[Move, ...]
 
 
 @event("water-level-changed", topic="water-level", key="run")

@@ -7,12 +7,16 @@ The bytes go through `gyre_engine.transfer`, one-sided; a ticket is what events 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gyre_engine.events.codec import pack, unpack
+from gyre_engine.sampling.port import EngineStats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,30 +37,78 @@ class KvPages:
 
 @dataclass(frozen=True, slots=True)
 class KvTicket:
-    """Pages that wait to be read: `descriptor` as Descriptor.to_bytes gives it, `shape` that of KvPages.data."""
+    """Pages that wait to be read, with the ids that they were computed for: int32[tokens].
+
+    shape:      of KvPages.data
+    descriptor: of the pages, ids of the ids, as Descriptor.to_bytes gives them
+    """
 
     weight_version: str
     shape: tuple[int, ...]
     descriptor: bytes
+    ids: bytes
 
     @property
     def tokens(self) -> int:
         """How many tokens of the prefix it covers."""
         return self.shape[3]
 
+    @property
+    def nbytes(self) -> int:
+        """Of the pages."""
+        return 4 * math.prod(self.shape)
+
     def to_fields(self) -> dict[str, Any]:
         """Plain fields for JSON: bytes as hex."""
-        return {"weight_version": self.weight_version, "shape": list(self.shape), "descriptor": self.descriptor.hex()}
+        return {
+            "weight_version": self.weight_version,
+            "shape": list(self.shape),
+            "descriptor": self.descriptor.hex(),
+            "ids": self.ids.hex(),
+        }
+
+    def to_bytes(self) -> bytes:
+        """As an event carries it: msgpack."""
+        return pack(self.to_fields())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> KvTicket:
+        """The inverse of to_bytes. Raises CodecError, KeyError or ValueError."""
+        return cls.from_fields(unpack(data))
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> KvTicket:
         """The inverse. Raises KeyError or ValueError."""
         shape = tuple(int(size) for size in fields["shape"])
-        return cls(str(fields["weight_version"]), shape, bytes.fromhex(fields["descriptor"]))
+        return cls(str(fields["weight_version"]), shape, bytes.fromhex(fields["descriptor"]), bytes.fromhex(fields["ids"]))
+
+
+class KvMover(Protocol):
+    """An engine in another process, as far as its KV is moved by ticket. Raises EngineError."""
+
+    async def export_kv(self, rid: str, *, lease: float) -> KvTicket | None:
+        """Keep the KV of a request that `drain` interrupted readable for `lease` seconds; None where there is none."""
+        ...
+
+    async def import_kv(self, ticket: KvTicket) -> int:
+        """Read and cache what a ticket names; how many tokens were taken: none under weights of another version."""
+        ...
+
+    async def release_kv(self, ticket: KvTicket) -> None:
+        """Free what an export keeps."""
+        ...
 
 
 class KvHolder(Protocol):
     """An engine whose prefix cache can be read and filled."""
+
+    async def stats(self) -> EngineStats:
+        """Counts as they stand."""
+        ...
+
+    def interrupted(self, rid: str) -> Sequence[int] | None:
+        """The ids of a request that the last `drain` interrupted, until the engine resumes."""
+        ...
 
     async def export_kv(self, input_ids: Sequence[int]) -> KvPages:
         """A copy of what is cached of these ids, which may be a part or nothing. A request's KV is cached when it has ended."""

@@ -97,6 +97,14 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlight:
+    """A request that was interrupted. tokens: of its prompt and what it had sampled."""
+
+    rid: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """What was sampled since the chunk before.
 
@@ -143,7 +151,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts of one engine; totals since it started. kv_tokens_used counts what could be reused as well as what runs."""
+    """Counts of one engine; totals since it started. kv_tokens_used counts what could be reused as well as what runs.
+
+    prefills: the newest, where the engine tells: (tokens that stood already, tokens after it, microseconds of computing)
+    """
 
     running: int
     waiting: int
@@ -155,6 +166,7 @@ class EngineStats:
     weight_version: str
     max_context: int
     paused: bool = False
+    prefills: tuple[tuple[int, int, int], ...] = ()
 
 
 class InferenceEngine(Protocol):
@@ -173,6 +185,10 @@ class InferenceEngine(Protocol):
 
     async def pause(self, *, abort: bool) -> None:
         """Stop sampling and take no new request (EngineNotServing) until `resume`. Those in flight are aborted, or wait."""
+        ...
+
+    async def drain(self) -> tuple[InFlight, ...]:
+        """As pause(abort=True); which requests it interrupted, as far as the engine can tell."""
         ...
 
     async def resume(self) -> None:

@@ -22,6 +22,7 @@ from gyre_engine.sampling.port import (
     EngineStats,
     FinishReason,
     GenerateRequest,
+    InFlight,
     WeightsUnreadable,
 )
 
@@ -147,6 +148,12 @@ class ScriptedEngine:
         self._running.clear()
         if abort:
             await self.abort(None)
+
+    async def drain(self) -> tuple[InFlight, ...]:
+        """See InferenceEngine."""
+        found = tuple(InFlight(rid, playing.length) for rid, playing in self._playing.items())
+        await self.pause(abort=True)
+        return found
 
     async def resume(self) -> None:
         """See InferenceEngine."""

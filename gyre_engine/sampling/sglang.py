@@ -28,6 +28,7 @@ from gyre_engine.sampling.port import (
     EngineNotServing,
     EngineStats,
     GenerateRequest,
+    InFlight,
     MismatchedOutput,
     SamplingParams,
     WeightsUnreadable,
@@ -111,6 +112,17 @@ class SGLangEngine:
         self._paused = True
         await self._post("/pause_generation", {"mode": "abort" if abort else "retract"})
 
+    async def drain(self) -> tuple[InFlight, ...]:
+        """See InferenceEngine. SGLang does not say what it has interrupted."""
+        self._paused = True
+        status, answer = await self._exchange("/drain", {}, CONTROL_SECONDS)
+        if status == 404:
+            await self._post("/pause_generation", {"mode": "abort"})
+            return ()
+        if status != 200:
+            raise EngineFailed(f"the engine at {self._url} answered /drain with {status}: {_message(answer)}")
+        return tuple(InFlight(str(one["rid"]), int(one["tokens"])) for one in answer["requests"])
+
     async def resume(self) -> None:
         """See InferenceEngine."""
         await self._post("/continue_generation", {})
@@ -146,14 +158,15 @@ class SGLangEngine:
             raise MismatchedOutput("score", len(ids), len(scores))
         return tuple(float(triple[0]) for triple in scores[1:])
 
-    async def export_kv(self, input_ids: Sequence[int], *, lease: float) -> KvTicket | None:
-        """Have the engine keep what is cached of these ids readable for `lease` seconds; None where nothing is. Not SGLang itself."""
-        answer = await self._post("/kv_export", {"input_ids": [int(token) for token in input_ids], "lease": lease})
+    async def export_kv(self, rid: str, *, lease: float) -> KvTicket | None:
+        """Have the engine keep the KV of a request that `drain` interrupted readable for `lease` seconds; None where there is none.
+        Not SGLang itself."""
+        answer = await self._post("/kv_export", {"rid": rid, "lease": lease})
         return KvTicket.from_fields(answer["ticket"]) if answer["ticket"] else None
 
-    async def import_kv(self, input_ids: Sequence[int], ticket: KvTicket) -> int:
+    async def import_kv(self, ticket: KvTicket) -> int:
         """Have the engine read and cache what a ticket names; how many tokens it took: none under weights of another version."""
-        answer = await self._post("/kv_import", {"input_ids": [int(token) for token in input_ids], "ticket": ticket.to_fields()})
+        answer = await self._post("/kv_import", {"ticket": ticket.to_fields()})
         return int(answer["tokens"])
 
     async def release_kv(self, ticket: KvTicket) -> None:
@@ -164,7 +177,8 @@ class SGLangEngine:
         """See InferenceEngine. Of SGLang itself the totals are what this client saw."""
         info = await self._get("/server_info")
         if "engine" in info:
-            return EngineStats(**info["engine"])
+            told = info["engine"]
+            return EngineStats(**{**told, "prefills": tuple(tuple(one) for one in told.get("prefills", ()))})
         return self._sglang_stats(info, await self._get("/v1/loads"), await self._get("/model_info"))
 
     async def close(self) -> None:

@@ -14,11 +14,15 @@ from gyre_engine.events.cells import (
     CellHealth,
     CellRole,
     CellStarted,
+    LifeChanged,
+    LifeState,
+    MoveExecutions,
     RoleChanged,
     SchedulerElected,
     SwitchRole,
     WeightsLoaded,
 )
+from gyre_engine.scheduling.life import role_of
 
 NEVER = (0, -1)
 """Below every command's (epoch, number)."""
@@ -30,6 +34,8 @@ class CellState:
 
     capacity: executions that its engine serves at once; version: weights that its engine samples with
     obeyed:   (epoch, number) of the last command that this incarnation carried out
+    life:     where it stands in its life; None before its first change
+    running:  requests that its engine had when it last said so
     """
 
     cell: str
@@ -41,21 +47,27 @@ class CellState:
     version: int = 0
     healthy: bool = True
     obeyed: tuple[int, int] = NEVER
+    life: LifeState | None = None
+    running: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All cells, the last command to each, and the scheduler that rules."""
+    """All cells, the last command to each, and the scheduler that rules.
+
+    moved: number of the last command that moved executions
+    """
 
     cells: Mapping[str, CellState] = field(default_factory=dict)
     commands: Mapping[str, SwitchRole] = field(default_factory=dict)
     epoch: int = 0
     holder: str = ""
+    moved: int = 0
 
     @property
     def number(self) -> int:
         """Of the last command, 0 before any."""
-        return max((command.number for command in self.commands.values()), default=0)
+        return max((self.moved, *(command.number for command in self.commands.values())))
 
     @property
     def ordered(self) -> tuple[CellState, ...]:
@@ -69,6 +81,12 @@ class Fleet:
             return None
         return None if command.to is state.role else command.to
 
+    @property
+    def serving(self) -> tuple[CellState, ...]:
+        """The cells that take new calls, those first that will longest: outside the fixed order (position below 0), then the last."""
+        found = (state for name, state in self.cells.items() if self.serves(name))
+        return tuple(sorted(found, key=lambda state: (state.position >= 0, -state.position, state.cell)))
+
     def serves(self, cell: str) -> bool:
         """Whether its engine takes new calls: it samples, is well, and was not told to leave."""
         state = self.cells.get(cell)
@@ -80,7 +98,7 @@ def observe(fleet: Fleet, event: Event) -> Fleet:
     match event:
         case CellStarted():
             return _with(fleet, _started(event))
-        case RoleChanged() | CellHealth() | WeightsLoaded():
+        case RoleChanged() | LifeChanged() | CellHealth() | WeightsLoaded():
             state = fleet.cells.get(event.cell)
             known = state is not None and state.incarnation == event.incarnation
             return _with(fleet, _changed(state, event)) if state is not None and known else fleet
@@ -88,6 +106,8 @@ def observe(fleet: Fleet, event: Event) -> Fleet:
             return replace(fleet, epoch=event.epoch, holder=event.holder)
         case SwitchRole() if event.epoch >= fleet.epoch and _is_newer(fleet.commands.get(event.cell), event):
             return replace(fleet, epoch=event.epoch, commands={**fleet.commands, event.cell: event})
+        case MoveExecutions() if event.epoch >= fleet.epoch:
+            return replace(fleet, epoch=event.epoch, moved=max(fleet.moved, event.number))
         case _:
             return fleet
 
@@ -102,11 +122,13 @@ def _started(event: CellStarted) -> CellState:
     )
 
 
-def _changed(state: CellState, event: RoleChanged | CellHealth | WeightsLoaded) -> CellState:
+def _changed(state: CellState, event: RoleChanged | LifeChanged | CellHealth | WeightsLoaded) -> CellState:
+    if isinstance(event, LifeChanged):
+        return replace(state, life=event.after, role=role_of(event.after))
     if isinstance(event, WeightsLoaded):
         return replace(state, version=event.version)
     if isinstance(event, CellHealth):
-        return replace(state, healthy=event.healthy)
+        return replace(state, healthy=event.healthy, running=event.running)
     obeyed = max(state.obeyed, (event.command_epoch, event.command_number))
     return replace(state, role=event.role, obeyed=obeyed)
 

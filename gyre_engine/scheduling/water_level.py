@@ -7,7 +7,7 @@ told, and a group that a committed step consumed stays consumed whether its admi
 from __future__ import annotations
 
 from gyre_engine.events import Event
-from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, RoleChanged, WaterLevelChanged
+from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, LifeChanged, RoleChanged, WaterLevelChanged
 from gyre_engine.events.executions import Discarded, Dispatched, Finished, Started
 from gyre_engine.events.training import CoreElected, GroupAdmitted, StepCommitted, StepOpened
 from gyre_engine.scheduling.cells import CellState, Fleet, observe
@@ -47,7 +47,7 @@ class WaterLevel:
                 self._start(event.execution)
             case Finished() | Discarded():
                 self._terminate(event.execution)
-            case CellStarted() | RoleChanged() | CellHealth():
+            case CellStarted() | RoleChanged() | LifeChanged() | CellHealth():
                 self.fleet = observe(self.fleet, event)
             case GroupAdmitted():
                 self._admitted.add(event.group)

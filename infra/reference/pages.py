@@ -1,4 +1,4 @@
-"""The config reference and the event reference, rendered from the types themselves."""
+"""The references of the config, the events and the life of a cell, rendered from the code itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from gyre_engine.config import Config
 from gyre_engine.events import Event, event_types
+from gyre_engine.events.cells import LifeState
 from gyre_engine.log import SINGLE_PARTITION
+from gyre_engine.scheduling.life import MEANING, TABLE, LifeLimits, role_of
 
 
 def config_page() -> str:
@@ -102,3 +104,37 @@ def _type_name(hint: Any) -> str:
     if args:
         return " or ".join("none" if a is type(None) else _type_name(a) for a in args)
     return str(hint.__name__)
+
+
+def cells_page() -> str:
+    """docs/cells.md"""
+    lines = [
+        "# The life of a cell",
+        "",
+        "Generated from `gyre_engine/scheduling/life.py` by `python -m infra.reference`. A cell is always in one of these states. Its",
+        "agent does in each state one thing, and only what the table lists can follow; every change is a `life-changed` event.",
+        "",
+        "```mermaid",
+        "stateDiagram-v2",
+        "    [*] --> starting",
+    ]
+    lines += [f"    {_name(before)} --> {_name(state)}: {' / '.join(by)}" for (before, state), by in _arrows().items()]
+    lines += ["```", "", "| state | what happens in it | seen by others as | limit | what may follow |", "|---|---|---|---|---|"]
+    for state, exits in TABLE.items():
+        limit = LifeLimits().of(state)
+        then = ", ".join(f"{trigger}: {to}" for trigger, to in exits.items())
+        lines.append(f"| {state} | {MEANING[state]} | {role_of(state)} | {'' if limit is None else f'{limit:g} s'} | {then} |")
+    return "\n".join(lines) + "\n"
+
+
+def _name(state: LifeState) -> str:
+    return state.value.replace("-", "_")
+
+
+def _arrows() -> dict[tuple[LifeState, LifeState], list[str]]:
+    """The triggers between two states, in the table's order."""
+    found: dict[tuple[LifeState, LifeState], list[str]] = {}
+    for before, exits in TABLE.items():
+        for trigger, state in exits.items():
+            found.setdefault((before, state), []).append(trigger.value)
+    return found

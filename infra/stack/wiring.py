@@ -94,7 +94,7 @@ def scheduler(launch: Launch, holder: str) -> SchedulerSettings:
     return SchedulerSettings(
         holder=holder, cells=tuple(map(cell_name, positions(config))), plan=class_plan(config),
         group_size=config.batch.group_size, policy=s.policy,
-        options=PolicySettings(slack=s.slack, training_cells=s.training_cells),
+        options=PolicySettings(slack=s.slack, training_cells=s.training_cells), kv=s.kv,
     )  # fmt: skip
 
 

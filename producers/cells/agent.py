@@ -1,10 +1,10 @@
-"""The cell agent: makes the engine do what the log commands, and says what the cell does.
+"""The cell agent: leads a cell through its life (gyre_engine.scheduling.life) as the log commands, and says what the cell does.
 
-reads     commands, training (publications)
+reads     commands, training (the ledger, publications), cells (KV that others export)
 writes    cells
-promises  an engine serves only with the weights that it should sample with; a role change is logged when it has happened;
-          neither engine nor trainer is rebuilt at a switch; an engine that is away is waited for, within a limit, and the agent
-          ends at once when it is told to meanwhile
+promises  a cell does in each state what `_ACTIONS` names and nothing else, so that only transitions of the table can happen; an engine
+          serves only with the weights that it should sample with; a change of role is logged when it has happened; neither engine nor
+          trainer is rebuilt at a switch; each state's limit holds; the agent ends at once when it is told to
 """
 
 from __future__ import annotations
@@ -12,22 +12,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gyre_engine.events import Event, Recorded
-from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, ProbeGap, RoleChanged, WeightsLoaded
-from gyre_engine.events.training import Published
+from gyre_engine.events.cells import (
+    CellHealth,
+    CellRole,
+    CellStarted,
+    Drained,
+    Interrupted,
+    LifeChanged,
+    LifeState,
+    LifeTrigger,
+    RoleChanged,
+)
 from gyre_engine.log import Follower, Log
 from gyre_engine.log.catching_up import catch_up
+from gyre_engine.sampling.kv import KvMover
 from gyre_engine.sampling.port import EngineError, EngineStats, InferenceEngine
+from gyre_engine.sampling.rids import execution_of
 from gyre_engine.scheduling.classes import ClassPlan
-from gyre_engine.transfer import IntegrityError, PeerLost, Transfer, WrongKey
+from gyre_engine.scheduling.life import LifeLimits, after, role_of
+from gyre_engine.transfer import Transfer
+from producers.cells.kv_moves import Exports, Imports, Speaker
 from producers.cells.orders import Orders, obey
 from producers.cells.snapshot import Snapshots
+from producers.cells.weights import Weights
 
 logger = logging.getLogger(__name__)
+
+S, T = LifeState, LifeTrigger
+TOPICS = ("commands", "training", "cells")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +61,7 @@ class AgentSettings:
     scratch: str
     plan: ClassPlan
     secret: bytes = field(default=b"", repr=False)
-    start_limit_s: float = 600.0
+    limits: LifeLimits = field(default_factory=LifeLimits)
     health_s: float = 5.0
     poll_s: float = 0.5
 
@@ -57,30 +74,40 @@ class EngineAway(RuntimeError):
 
 
 class CellAgent:
-    """One cell's agent. `run` lives until `ending` is set."""
+    """One cell's agent. `run` lives until `ending` is set. kv: the engine, where it can move KV."""
 
-    def __init__(self, settings: AgentSettings, log: Log, engine: InferenceEngine, transfer: Transfer) -> None:
+    def __init__(
+        self, settings: AgentSettings, log: Log, engine: InferenceEngine, transfer: Transfer, kv: KvMover | None = None
+    ) -> None:
         self._settings, self._log, self._engine = settings, log, engine
-        self._snapshots = Snapshots(Path(settings.model_path), Path(settings.scratch), transfer)
+        speaker = Speaker(settings.cell, settings.incarnation, self._say)
+        self._weights = Weights(engine, Snapshots(Path(settings.model_path), Path(settings.scratch), transfer), speaker)
+        self._exports = Exports(kv, speaker, 2 * settings.limits.exporting) if kv else None
+        self._imports = Imports(kv, speaker) if kv else None
         self._orders = Orders(settings.cell, settings.plan)
-        self._role = CellRole.SWITCHING
-        self._version = -1
+        self._state, self._since, self._left_rest = S.STARTING, time.monotonic(), time.monotonic()
+        self._announced = False
+        self._interrupted: tuple[Interrupted, ...] = ()
+        self._why = ""
+        self._told: tuple[tuple[int, int, int], ...] = ()
+        """Prefills that the last health report has told."""
 
     async def run(self, ending: asyncio.Event) -> None:
         """Come up, then obey until `ending`."""
-        follower = self._log.follow(("commands", "training"))
+        follower = self._log.follow(TOPICS)
         try:
             await asyncio.to_thread(catch_up, follower, self._take, f"the agent of {self._settings.cell}")
-            await _unless(ending, self._come_up())
             next_health = time.monotonic()
             while not ending.is_set():
-                await self._read(follower, self._settings.poll_s)
-                await _unless(ending, self._settle())
-                if time.monotonic() >= next_health:
+                await _unless(ending, self._live())
+                if time.monotonic() >= next_health and not ending.is_set():
                     await _unless(ending, self._report_health())
                     next_health = time.monotonic() + self._settings.health_s
+                await self._read(follower, self._settings.poll_s)
         finally:
             follower.close()
+            if self._imports:
+                await self._imports.stop()
             await self._engine.close()
 
     async def _read(self, follower: Follower, timeout: float) -> None:
@@ -90,134 +117,181 @@ class CellAgent:
     def _take(self, record: Recorded) -> None:
         self._orders = obey(self._orders, record.event)
 
-    async def _come_up(self) -> None:
+    async def _live(self) -> None:
+        """Go on from state to state as far as it goes now."""
+        if self._imports:
+            self._imports.take(self._orders.offers, serving=self._state is S.SAMPLING)
+        while (trigger := await self._next()) is not None:
+            await self._move(trigger)
+
+    async def _next(self) -> LifeTrigger | None:
+        """What the state's action comes to within its limit."""
+        limit = None if self._state in (S.STARTING, S.LOST) else self._settings.limits.of(self._state)
+        left = None if limit is None else self._since + limit - time.monotonic()
+        try:
+            async with asyncio.timeout(None if left is None else max(left, ASK_AGAIN_S)):
+                trigger = await self._ACTIONS[self._state](self)
+        except EngineError as error:
+            self._why = str(error)[:500]
+            return T.ENGINE_LOST
+        except TimeoutError:
+            trigger = None
+        if trigger is None and left is not None and time.monotonic() >= self._since + (limit or 0.0):
+            self._why = f"{self._state} took longer than {limit:g} s"
+            return T.TIMED_OUT
+        return trigger
+
+    async def _move(self, trigger: LifeTrigger) -> None:
+        before, now, s = self._state, time.monotonic(), self._settings
+        state = after(before, trigger)
+        if before in (S.SAMPLING, S.TRAINING, S.JOINING):
+            self._left_rest = now
+        took, self._state, self._since, why, self._why = int((now - self._since) * 1e6), state, now, self._why, ""
+        await self._say(
+            LifeChanged(
+                cell=s.cell, incarnation=s.incarnation, before=before, trigger=trigger, after=state, took_us=took, detail=why
+            )
+        )  # fmt: skip
+        if state is S.LOST:
+            self._announced = False
+            await self._say(CellHealth(cell=s.cell, incarnation=s.incarnation, healthy=False, reason=why))
+        elif role_of(state) not in (CellRole.SWITCHING, role_of(before)):
+            await self._arrived()
+
+    async def _arrived(self) -> None:
+        """In the role that it was told to take."""
+        s, (epoch, number) = self._settings, self._orders.command
+        if not self._announced:
+            await self._announce()
+            return
+        await self._say(
+            RoleChanged(
+                cell=s.cell, incarnation=s.incarnation, role=role_of(self._state), command_epoch=epoch, command_number=number,
+                aborted_requests=len(self._interrupted) if self._state is S.JOINING else 0,
+                took_us=int((time.monotonic() - self._left_rest) * 1e6),
+            )
+        )  # fmt: skip
+
+    async def _announce(self) -> None:
+        s = self._settings
+        self._announced = True
+        await self._say(
+            CellStarted(
+                cell=s.cell, position=s.position, incarnation=s.incarnation, engine=s.engine, engine_url=s.engine_url,
+                capacity=s.capacity, role=role_of(self._state), weight_version=self._weights.version,
+            )
+        )  # fmt: skip
+
+    async def _come_up(self) -> LifeTrigger:
         """Take up the engine once it serves; one that goes away meanwhile is waited for again. Raises EngineAway at the limit."""
-        s, last = self._settings, ""
-        deadline = time.monotonic() + s.start_limit_s
+        s, last, limit = self._settings, "", self._settings.limits.starting
+        deadline = time.monotonic() + limit
         while True:
             try:
-                return await self._take_up()
+                self._weights.version = int((await self._engine.stats()).weight_version)
+                await self._engine.pause(abort=True)
+                return T.BACK_TO_TRAIN if self._orders.role is CellRole.TRAINING else T.BACK_TO_SAMPLE
             except EngineError as error:
                 if time.monotonic() >= deadline:
-                    raise EngineAway(
-                        f"{s.cell}: its engine at {s.engine_url} was not up after {s.start_limit_s:.0f} s: {error}"
-                    ) from error
+                    away = f"{s.cell}: its engine at {s.engine_url} was not up after {limit:.0f} s: {error}"
+                    raise EngineAway(away) from error
                 if str(error) != last:
                     logger.warning("%s waits for its engine at %s: %s", s.cell, s.engine_url, error)
                 last = str(error)
             await asyncio.sleep(ASK_AGAIN_S)
 
-    async def _take_up(self) -> None:
-        """Give the engine its weights and its role, and announce the cell."""
-        self._version = int((await self._engine.stats()).weight_version)
-        await self._engine.pause(abort=True)
-        self._role = CellRole.SWITCHING
-        if await self._take_weights():
-            if self._orders.role is CellRole.SAMPLING:
-                await self._engine.resume()
-            self._role = self._orders.role
-        await self._say(self._started())
-
-    def _started(self) -> CellStarted:
-        s = self._settings
-        return CellStarted(
-            cell=s.cell, position=s.position, incarnation=s.incarnation, engine=s.engine, engine_url=s.engine_url,
-            capacity=s.capacity, role=self._role, weight_version=self._version,
-        )  # fmt: skip
-
-    async def _settle(self) -> None:
-        """Bring the engine to what is ordered: first its weights, then its role."""
-        try:
-            if self._role is not self._orders.role:
-                await self._switch()
-            elif self._role is CellRole.SAMPLING and self._stale():
-                await self._take_weights()
-        except EngineError as error:
-            await self._engine_lost(str(error))
-
-    def _stale(self) -> bool:
-        return self._orders.weights is not None and self._orders.weights.version != self._version
-
-    async def _switch(self) -> None:
-        began, aborted, command = time.monotonic(), 0, self._orders.switch
+    async def _sampling(self) -> LifeTrigger | None:
         if self._orders.role is CellRole.TRAINING:
-            aborted = (await self._engine.stats()).running
-            await self._engine.pause(abort=True)
-        elif await self._take_weights():
+            return T.TOLD_TO_TRAIN
+        await self._weights.take(self._orders.weights)
+        return None
+
+    async def _draining(self) -> LifeTrigger:
+        found = await self._engine.drain()
+        self._interrupted = tuple(Interrupted(execution_of(one.rid), one.rid, one.tokens) for one in found)
+        s, (epoch, number) = self._settings, self._orders.command
+        await self._say(
+            Drained(
+                cell=s.cell, incarnation=s.incarnation, command_epoch=epoch, command_number=number,
+                weight_version=self._weights.version, requests=self._interrupted,
+            )
+        )  # fmt: skip
+        return T.DRAINED
+
+    async def _exporting(self) -> LifeTrigger | None:
+        """Until what the scheduler lets move has moved."""
+        moves = self._orders.moves
+        if not self._interrupted or self._exports is None:
+            return T.EXPORTED
+        if moves is None or moves.drained != self._orders.command:
+            return None
+        await self._exports.export(moves)
+        awaited = {move.rid for move in moves.moves if move.with_kv}
+        if not awaited <= self._orders.imported:
+            return None
+        await self._exports.free()
+        return T.EXPORTED
+
+    async def _joining(self) -> LifeTrigger | None:
+        if self._exports:
+            await self._exports.free()
+        if self._orders.role is CellRole.SAMPLING:
+            return T.TOLD_TO_SAMPLE
+        return T.JOINED if self._orders.member else None
+
+    async def _training(self) -> LifeTrigger | None:
+        if self._orders.role is CellRole.SAMPLING:
+            return T.TOLD_TO_SAMPLE
+        return None if self._orders.member else T.STEP_OVER
+
+    async def _sealing(self) -> LifeTrigger | None:
+        """Until the trainer has sealed what it had, in memory of its own, or its work went back."""
+        member = self._orders.member
+        return T.LEFT if member is None or member.sealed else None
+
+    async def _refreshing(self) -> LifeTrigger | None:
+        if self._orders.role is CellRole.TRAINING:
+            return T.TOLD_TO_TRAIN
+        if await self._weights.take(self._orders.weights):
             await self._engine.resume()
-        else:
-            return
-        self._role = self._orders.role
-        await self._say(
-            RoleChanged(
-                cell=self._settings.cell, incarnation=self._settings.incarnation, role=self._role,
-                command_epoch=command.epoch if command else 0, command_number=command.number if command else 0,
-                aborted_requests=aborted, took_us=int((time.monotonic() - began) * 1e6),
-            )
-        )  # fmt: skip
+            return T.REFRESHED
+        if not self._announced:
+            await self._announce()
+        return None
 
-    async def _take_weights(self) -> bool:
-        """Load the ordered version; whether the engine holds it now. Its source may be gone until the core publishes again."""
-        ordered = self._orders.weights
-        if ordered is None or ordered.version == self._version:
-            return True
-        began = time.monotonic()
-        try:
-            folder = await asyncio.to_thread(self._snapshots.pull, ordered)
-        except (PeerLost, WrongKey, IntegrityError) as error:
-            logger.warning("%s: version %d cannot be read yet: %s", self._settings.cell, ordered.version, error)
-            return False
-        await self._engine.load_weights(folder, str(ordered.version))
-        self._version = ordered.version
-        self._snapshots.keep_only(ordered.version)
-        took = int((time.monotonic() - began) * 1e6)
-        s = self._settings
-        await self._say(
-            WeightsLoaded(
-                cell=s.cell, incarnation=s.incarnation, version=ordered.version, weights_hash=ordered.weights_hash, took_us=took
-            )
-        )
-        await self._probe(ordered)
-        return True
-
-    async def _probe(self, published: Published) -> None:
-        """Score the recorded probe with the engine: the gap between engine and trainer (learning.md, 8)."""
-        ids = published.probe_ids
-        if len(ids) < 2 or len(published.probe_logprobs) != len(ids) - 1:
-            return
-        scores = await self._engine.score([int(i) for i in ids])
-        gaps = [abs(a - float(b)) for a, b in zip(scores, published.probe_logprobs, strict=True)]
-        await self._say(
-            ProbeGap(
-                cell=self._settings.cell, version=published.version, tokens=len(gaps), gap_max=max(gaps),
-                gap_mean=sum(gaps) / len(gaps),
-            )
-        )  # fmt: skip
+    _ACTIONS: Mapping[LifeState, Callable[[CellAgent], Awaitable[LifeTrigger | None]]] = {
+        S.STARTING: _come_up,
+        S.SAMPLING: _sampling,
+        S.DRAINING: _draining,
+        S.EXPORTING: _exporting,
+        S.JOINING: _joining,
+        S.TRAINING: _training,
+        S.SEALING: _sealing,
+        S.REFRESHING: _refreshing,
+        S.LOST: _come_up,
+    }
 
     async def _report_health(self) -> None:
         try:
             stats = await self._engine.stats()
         except EngineError as error:
-            await self._engine_lost(str(error))
+            self._why = str(error)[:500]
+            await self._move(T.ENGINE_LOST)
             return
-        if int(stats.weight_version) != self._version or stats.paused != (self._role is not CellRole.SAMPLING):
-            # The engine is not the one that this agent knew: it was restarted.
-            await self._come_up()
+        serving = self._state is S.SAMPLING
+        if int(stats.weight_version) != self._weights.version or stats.paused is serving:
+            self._why = "the engine is not the one that this agent knew: it was restarted"
+            await self._move(T.ENGINE_LOST)
             return
         await self._say(self._health(stats))
 
-    async def _engine_lost(self, reason: str) -> None:
-        """Say that the engine is away, wait for its next life, and take it up."""
-        s = self._settings
-        await self._say(CellHealth(cell=s.cell, incarnation=s.incarnation, healthy=False, reason=reason[:500]))
-        await self._come_up()
-
     def _health(self, stats: EngineStats) -> CellHealth:
-        s = self._settings
+        s, new = self._settings, tuple(one for one in stats.prefills if one not in self._told)
+        self._told = stats.prefills
         return CellHealth(
             cell=s.cell, incarnation=s.incarnation, healthy=True, running=stats.running, waiting=stats.waiting,
             kv_tokens=stats.kv_tokens_used, generated_tokens=stats.generated_tokens, prefilled_tokens=stats.prefill_tokens,
-            reused_tokens=stats.cache_hit_tokens,
+            reused_tokens=stats.cache_hit_tokens, prefills=new,
         )  # fmt: skip
 
     async def _say(self, event: Event) -> None:

@@ -1,7 +1,7 @@
 """KV between engine processes: an export is registered for one-sided reads, an import reads what a ticket names.
 
-promises  exported pages stay readable until they are released, or their lease ends; pages of other weights are not even fetched
-          by whoever compares the ticket's version first, and never taken.
+promises  exported pages stay readable until they are released, or their lease ends; pages of other weights are neither fetched
+          nor taken
 """
 
 from __future__ import annotations
@@ -27,26 +27,33 @@ class KvDesk:
         self._transfer = transfer
 
     async def export(self, body: dict[str, Any]) -> dict[str, Any]:
-        """{input_ids, lease?} -> a ticket's fields and `tokens`; no ticket where nothing of the ids is cached."""
-        pages = await self._holder.export_kv(body["input_ids"])
-        if not pages.tokens:
+        """{rid, lease?} of an interrupted request -> {ticket, tokens}; no ticket where nothing of it is cached."""
+        ids = self._holder.interrupted(str(body["rid"]))
+        pages = await self._holder.export_kv(ids) if ids else None
+        if ids is None or pages is None or not pages.tokens:
             return {"tokens": 0, "ticket": None}
         lease = float(body.get("lease", LEASE_SECONDS))
-        region = Region.of_array(pages.data)
-        descriptor = await asyncio.to_thread(self._transfer.register, region, lease=lease)
-        ticket = KvTicket(pages.weight_version, pages.data.shape, descriptor.to_bytes())
+        known = np.array(ids[: pages.tokens], dtype=np.int32)
+        descriptors = [
+            await asyncio.to_thread(self._transfer.register, Region.of_array(a), lease=lease) for a in (pages.data, known)
+        ]
+        ticket = KvTicket(pages.weight_version, pages.data.shape, *(d.to_bytes() for d in descriptors))
         return {"tokens": pages.tokens, "ticket": ticket.to_fields()}
 
     async def take(self, body: dict[str, Any]) -> dict[str, Any]:
-        """{input_ids, ticket} -> {tokens}: reads the pages and caches them."""
+        """{ticket} -> {tokens}: reads the pages and caches them; none where the weights here are others."""
         ticket = KvTicket.from_fields(body["ticket"])
-        data = np.empty(ticket.shape, dtype=np.float32)
-        source, into = Descriptor.from_bytes(ticket.descriptor), Region.of_array(data)
-        await asyncio.to_thread(self._transfer.read, source, into, timeout=READ_SECONDS)
-        return {"tokens": await self._holder.import_kv(body["input_ids"], KvPages(ticket.weight_version, data))}
+        if (await self._holder.stats()).weight_version != ticket.weight_version:
+            return {"tokens": 0}
+        data, ids = np.empty(ticket.shape, dtype=np.float32), np.empty(ticket.tokens, dtype=np.int32)
+        for descriptor, into in ((ticket.ids, ids), (ticket.descriptor, data)):
+            source = Descriptor.from_bytes(descriptor)
+            await asyncio.to_thread(self._transfer.read, source, Region.of_array(into), timeout=READ_SECONDS)
+        return {"tokens": await self._holder.import_kv(ids.tolist(), KvPages(ticket.weight_version, data))}
 
     async def release(self, body: dict[str, Any]) -> dict[str, Any]:
         """{ticket} -> {}: the pages were read, or nobody wants them."""
-        descriptor = Descriptor.from_bytes(KvTicket.from_fields(body["ticket"]).descriptor)
-        await asyncio.to_thread(self._transfer.unregister, descriptor, timeout=RELEASE_SECONDS)
+        ticket = KvTicket.from_fields(body["ticket"])
+        for descriptor in (ticket.descriptor, ticket.ids):
+            await asyncio.to_thread(self._transfer.unregister, Descriptor.from_bytes(descriptor), timeout=RELEASE_SECONDS)
         return {}

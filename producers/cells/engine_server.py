@@ -135,6 +135,9 @@ def _controls(engine: InferenceEngine) -> dict[str, Handler]:
         await engine.pause(abort=body.get("mode", "abort") == "abort")
         return {}
 
+    async def drain(_: Json) -> Json:
+        return {"requests": [{"rid": one.rid, "tokens": one.tokens} for one in await engine.drain()]}
+
     async def resume(_: Json) -> Json:
         await engine.resume()
         return {}
@@ -149,6 +152,7 @@ def _controls(engine: InferenceEngine) -> dict[str, Handler]:
     return {
         "/abort_request": abort,
         "/pause_generation": pause,
+        "/drain": drain,
         "/continue_generation": resume,
         "/update_weights_from_disk": load,
         "/server_info": info,

@@ -1,28 +1,41 @@
-"""What a cell is to do, folded from `commands` and `training`. Pure.
+"""What a cell is to do, folded from `commands`, `training` and `cells`. Pure.
 
 promises  only the highest scheduler epoch and the ruling core are obeyed (log-rules, 8)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gyre_engine.events import Event
-from gyre_engine.events.cells import CellRole, SchedulerElected, SwitchRole
-from gyre_engine.events.training import CoreElected, Published
+from gyre_engine.events.cells import CellRole, KvExported, KvImported, MoveExecutions, SchedulerElected, SwitchRole
+from gyre_engine.events.training import Published
 from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.training.ledger import Ledger, Member, apply
+
+Command = tuple[int, int]
+"""(epoch, number)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """The last switch that this cell was commanded, and the version that its engine is to sample with."""
+    """The last switch that this cell was commanded, the version that its engine is to sample with, and its place in the step.
+
+    moves:    what became of the requests that its last drain interrupted, once the scheduler has said so
+    imported: rids of its exports that their destinations are done with, of that drain
+    offers:   exports that other cells keep for this one and that it has not answered, by (source, rid)
+    """
 
     cell: str
     plan: ClassPlan
     fleet: Fleet = field(default_factory=Fleet)
-    core_epoch: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
     weights: Published | None = None
+    moves: MoveExecutions | None = None
+    imported: frozenset[str] = frozenset()
+    offers: Mapping[tuple[str, str], KvExported] = field(default_factory=dict)
 
     @property
     def switch(self) -> SwitchRole | None:
@@ -30,9 +43,19 @@ class Orders:
         return self.fleet.commands.get(self.cell)
 
     @property
+    def command(self) -> Command:
+        """Of `switch`; (0, 0) before any."""
+        return (self.switch.epoch, self.switch.number) if self.switch else (0, 0)
+
+    @property
     def role(self) -> CellRole:
         """Every cell samples until it is told otherwise."""
         return self.switch.to if self.switch else CellRole.SAMPLING
+
+    @property
+    def member(self) -> Member | None:
+        """The cell's trainer in the open step."""
+        return self.ledger.open.members.get(self.cell) if self.ledger.open else None
 
 
 def obey(orders: Orders, event: Event) -> Orders:
@@ -40,12 +63,25 @@ def obey(orders: Orders, event: Event) -> Orders:
     match event:
         case SchedulerElected() | SwitchRole():
             return replace(orders, fleet=observe(orders.fleet, event))
-        case CoreElected() if event.core_epoch > orders.core_epoch:
-            return replace(orders, core_epoch=event.core_epoch)
-        case Published() if event.core_epoch == orders.core_epoch and _for_samplers(orders, event):
-            return replace(orders, weights=event)
+        case MoveExecutions() if event.source == orders.cell and event.epoch >= orders.fleet.epoch:
+            return replace(orders, moves=event, imported=frozenset())
+        case KvExported() if event.destination == orders.cell:
+            return replace(orders, offers={**orders.offers, (event.cell, event.rid): event})
+        case KvImported() if event.cell == orders.cell:
+            answered = (event.source, event.rid)
+            return replace(orders, offers={key: offer for key, offer in orders.offers.items() if key != answered})
+        case KvImported() if event.source == orders.cell:
+            return replace(orders, imported=orders.imported | {event.rid})
         case _:
-            return orders
+            return _trained(orders, event)
+
+
+def _trained(orders: Orders, event: Event) -> Orders:
+    """After an event of the ledger."""
+    after = replace(orders, ledger=apply(orders.ledger, event))
+    if isinstance(event, Published) and event.core_epoch == after.ledger.core_epoch and _for_samplers(orders, event):
+        return replace(after, weights=event)
+    return after
 
 
 def _for_samplers(orders: Orders, event: Published) -> bool:

@@ -23,6 +23,7 @@ async def _run(settings: AgentSettings, log: Log) -> None:
         loop.add_signal_handler(number, ending.set)
     transfer = TcpTransfer(secret=settings.secret or None)
     try:
-        await CellAgent(settings, log, SGLangEngine(settings.engine_url), transfer).run(ending)
+        engine = SGLangEngine(settings.engine_url)
+        await CellAgent(settings, log, engine, transfer, engine).run(ending)
     finally:
         transfer.close()

@@ -144,7 +144,7 @@ async def sample(
 async def _lease(router: Router, job: Job, sampled: Sampled, cancel: asyncio.Event) -> Lease | None:
     """An engine, or None where the call was cancelled while it waited."""
     moved = bool(sampled.engine_calls)
-    lease = router.at_once(job.execution, moved=moved) or await _waited_for(router, job, moved, cancel)
+    lease = (None if moved else router.at_once(job.execution, moved=False)) or await _waited_for(router, job, moved, cancel)
     if lease is None:
         return None
     if not moved:

@@ -2,7 +2,8 @@
 
 reads     cells, commands (through `apply`)
 promises  a call waits for room no longer than it is told to; an execution counts once on its cell however many calls
-          it has open; an execution comes back to its cell while that samples
+          it has open; an execution comes back to its cell while that samples; one that a switch interrupted goes on
+          where the scheduler says, for which room is kept, and waits for its KV no longer than MOVE_WAIT_S
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from gyre_engine.events.executions import Dispatched
 from gyre_engine.sampling.port import InferenceEngine
 from gyre_engine.scheduling.cells import CellState
 from producers.proxy.exchange import unavailable
+from producers.proxy.moves import Moves
 from producers.proxy.routes import Routes, choose, observe
 
 Connect = Callable[[str], InferenceEngine]
 """A client of the engine at a URL."""
 
+MOVE_WAIT_S = 2.0
+"""How long an interrupted call waits for the scheduler's word and for its KV; then it goes on without."""
 AVOID_S = 1.0
 """How long a cell that failed is passed over where another one samples."""
 
@@ -41,6 +45,7 @@ class Router:
 
     def __init__(self, connect: Connect) -> None:
         self.routes = Routes()
+        self._moves = Moves()
         self._connect = connect
         self._engines: dict[str, tuple[str, InferenceEngine]] = {}
         self._sticky: dict[str, str] = {}
@@ -53,12 +58,15 @@ class Router:
         """Take in events and wake those that wait."""
         for event in events:
             self.routes = observe(self.routes, event)
+            self._moves.apply(event)
             if isinstance(event, Dispatched):
                 self._version[event.execution] = event.weight_version
         self._wake()
 
     async def acquire(self, execution: str, *, moved: bool, timeout: float) -> Lease:
         """An engine with room. Raises ProxyError (503) after `timeout` seconds without one."""
+        if moved:
+            await self._moved(execution, min(timeout, MOVE_WAIT_S))
         deadline = time.monotonic() + timeout
         while (lease := self.at_once(execution, moved=moved)) is None:
             left = deadline - time.monotonic()
@@ -67,11 +75,18 @@ class Router:
             await self._change(left)
         return lease
 
+    async def _moved(self, execution: str, limit: float) -> None:
+        """Wait for word of where an interrupted execution goes on, and for its KV."""
+        source, deadline = self._sticky.get(execution, ""), time.monotonic() + limit
+        while self._moves.awaited(execution, source, self.routes.fleet.commands) and (left := deadline - time.monotonic()) > 0:
+            await self._change(left)
+
     def at_once(self, execution: str, *, moved: bool) -> Lease | None:
         """An engine, if one has room now."""
         cell = self._choose(execution, moved)
         if cell is None:
             return None
+        self._moves.taken(execution)
         self._sticky[execution] = cell.cell
         self._open.setdefault(cell.cell, Counter())[execution] += 1
         return Lease(cell.cell, execution, self._engine(cell))
@@ -92,6 +107,7 @@ class Router:
         """The execution is over."""
         self._sticky.pop(execution, None)
         self._version.pop(execution, None)
+        self._moves.forget(execution)
 
     async def close(self) -> None:
         """Close every engine client."""
@@ -99,11 +115,19 @@ class Router:
             await engine.close()
 
     def _choose(self, execution: str, moved: bool) -> CellState | None:
-        load = {cell: len(calls) - (execution in calls) for cell, calls in self._open.items()}
-        now = time.monotonic()
+        now, going = time.monotonic(), self._moves.going.get(execution)
+        load = self._load(execution)
         avoid = frozenset(cell for cell, until in self._avoid.items() if until > now)
         version = self._version.get(execution, 0)
-        return choose(self.routes, load, sticky=self._sticky.get(execution), moved=moved, avoid=avoid, version=version)
+        sticky = going.destination if going else self._sticky.get(execution)
+        return choose(self.routes, load, sticky=sticky, moved=moved and not going, avoid=avoid, version=version)
+
+    def _load(self, execution: str) -> Counter[str]:
+        """Executions by cell besides this one: with an open call, or with room kept for them."""
+        load = Counter({cell: len(calls) - (execution in calls) for cell, calls in self._open.items()})
+        for other, move in self._moves.going.items():
+            load[move.destination] += other != execution and other not in self._open.get(move.destination, ())
+        return load
 
     def _engine(self, cell: CellState) -> InferenceEngine:
         url, engine = self._engines.get(cell.cell, ("", None))

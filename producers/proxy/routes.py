@@ -28,9 +28,8 @@ class Routes:
 
     @property
     def sampling(self) -> tuple[CellState, ...]:
-        """The cells that sample, those first that will longest: outside the fixed order (position below 0), then the last ones."""
-        serving = (state for name, state in self.fleet.cells.items() if self.fleet.serves(name))
-        return tuple(sorted(serving, key=lambda state: (state.position >= 0, -state.position, state.cell)))
+        """The cells that sample, those first that will longest."""
+        return self.fleet.serving
 
 
 def observe(routes: Routes, event: Event) -> Routes:

@@ -297,6 +297,19 @@ async def test_a_pause_with_abort_ends_those_in_flight(subject: Subject) -> None
     assert len(answer.output_ids) == len(answer.logprobs)
 
 
+async def test_a_drain_says_what_it_interrupted_and_lets_nothing_in(subject: Subject) -> None:
+    """Real SGLang cannot say it; what was in flight hands over its partial output all the same."""
+    asked = [asking(f"drained{i}", prompt(20, i), ENDLESS) for i in range(2)]
+    running = [await opened(subject.engine, request) for request in asked]
+    said = {one.rid: one.tokens for one in await subject.engine.drain()}
+    with pytest.raises(EngineNotServing):
+        await complete(subject.engine, asking("refused", prompt(20)))
+    answers = [await rest(*one) for one in running]
+    await subject.engine.resume()
+    assert [answer.finish_reason for answer in answers] == [FinishReason.ABORT] * 2
+    assert said in ({}, {r.rid: 20 + len(a.output_ids) for r, a in zip(asked, answers, strict=True)})
+
+
 async def test_a_publication_aborts_nothing_in_flight(subject: Subject) -> None:
     """C28 and C30: 16 calls stay open over a publication; each id is stamped with the version that made it."""
     params = SamplingParams(max_tokens=400, seed=1)

@@ -6,6 +6,7 @@ promises  one call of `step` prefills at most one chunk and gives every running 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from gyre_engine.sampling.native.weights import Weights
 from gyre_engine.sampling.port import EngineStats, FinishReason
 
 HEADROOM = 64  # tokens that a sequence should find free beyond its own when it is admitted, so that it is not put back at once
+
+PREFILLS, WORTH_TELLING = 16, 32  # how many of the newest prefills the stats tell, and of how many tokens at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,17 @@ class Batcher:
         self.running: list[Sequence] = []
         self._plan: tuple[Plan, np.ndarray[tuple[int], np.dtype[np.uint64]]] | None = None
         self._generated = self._prefilled = self._hits = 0
+        self._prefills: deque[tuple[int, int, int]] = deque(maxlen=PREFILLS)
 
     @property
     def busy(self) -> bool:
         """Whether `step` has something to do."""
         return bool(self.running or self.prefilling or self.waiting)
+
+    @property
+    def in_flight(self) -> list[Sequence]:
+        """All that was submitted and has not ended."""
+        return [*self.running, *([self.prefilling] if self.prefilling else []), *self.waiting]
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a request."""
@@ -141,6 +150,7 @@ class Batcher:
             weight_version=self.version,
             max_context=self.limits.longest,
             paused=paused,
+            prefills=tuple(self._prefills),
         )
 
     def _live(self) -> int:
@@ -156,7 +166,9 @@ class Batcher:
             assert sequence is not None
             end = min(sequence.computed + budget, len(sequence.ids) - 1)
             if end > sequence.computed:
+                began = time.monotonic()
                 self._compute(sequence.ids, sequence.computed, end, self.slots, len(self.running))
+                sequence.prefill_s += time.monotonic() - began
             budget -= end - sequence.computed
             self._prefilled += end - sequence.computed
             sequence.computed = end
@@ -166,6 +178,8 @@ class Batcher:
     def _start(self, sequence: Sequence) -> None:
         """From prefill to decode; what was computed serves the others of its group at once."""
         self._keep(sequence, len(self.running))
+        if sequence.computed - sequence.prefill_from >= WORTH_TELLING:
+            self._prefills.append((sequence.prefill_from, sequence.computed, int(sequence.prefill_s * 1e6)))
         self.prefilling, self._plan = None, None
         self.running.append(sequence)
 
@@ -179,7 +193,8 @@ class Batcher:
             return False
         self.prefilling = self.waiting.popleft()
         hit = self.cache.fill(sequence.ids[:-1], self.slots.of(len(self.running)))
-        sequence.computed = hit
+        sequence.computed = sequence.prefill_from = hit
+        sequence.prefill_s = 0.0
         if sequence.cached_tokens is None:
             sequence.cached_tokens = hit
         self._hits += hit

@@ -33,6 +33,7 @@ from gyre_engine.sampling.port import (
     EngineNotServing,
     EngineStats,
     GenerateRequest,
+    InFlight,
     WeightsUnreadable,
 )
 
@@ -83,6 +84,7 @@ class NativeEngine:
         self._streams: dict[str, _Stream] = {}
         self._wake = threading.Condition()
         self._paused = self._closed = False
+        self._interrupted: dict[str, tuple[int, ...]] = {}
         self._failure: EngineFailed | None = None
         self._flushed = 0.0
         self._thread = threading.Thread(target=self._run, name="native-engine", daemon=True)
@@ -115,9 +117,17 @@ class NativeEngine:
         """See InferenceEngine."""
         await self._ask(lambda: self._pause(abort))
 
+    async def drain(self) -> tuple[InFlight, ...]:
+        """See InferenceEngine."""
+        return await self._ask(self._drain)
+
+    def interrupted(self, rid: str) -> Sequence[int] | None:
+        """See KvHolder."""
+        return self._interrupted.get(rid)
+
     async def resume(self) -> None:
         """See InferenceEngine."""
-        await self._ask(lambda: setattr(self, "_paused", False))
+        await self._ask(self._resume)
 
     async def load_weights(self, folder: str | PathLike[str], version: str) -> None:
         """See InferenceEngine. Sampling goes on while the files are read."""
@@ -239,6 +249,14 @@ class NativeEngine:
             raise ValueError(f"request {sequence.rid} is already in flight: a rid names one request")
         self._streams[sequence.rid] = stream
         self._batcher.submit(sequence)
+
+    def _drain(self) -> tuple[InFlight, ...]:
+        self._interrupted = {sequence.rid: tuple(sequence.ids) for sequence in self._batcher.in_flight}
+        self._pause(abort=True)
+        return tuple(InFlight(rid, len(ids)) for rid, ids in self._interrupted.items())
+
+    def _resume(self) -> None:
+        self._paused, self._interrupted = False, {}
 
     def _pause(self, abort: bool) -> None:
         self._paused = True

@@ -18,6 +18,7 @@ class Sequence:
     limit:     how long ids may become
     computed:  tokens whose KV is in the slot, under the current weights
     sent:      output ids delivered
+    prefill_s: seconds of computing from `prefill_from` tokens on to its first one to be sampled, the last time
     """
 
     rid: str
@@ -33,6 +34,8 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     stops: frozenset[int] = frozenset()
     streamed: bool = True
+    prefill_from: int = 0
+    prefill_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.inputs = len(self.ids)

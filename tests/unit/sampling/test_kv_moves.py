@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 
 from gyre_engine.sampling import EngineFailed, FinishReason, GenerateRequest, SamplingParams, complete
+from gyre_engine.sampling.kv import KvTicket
 from gyre_engine.sampling.native import NativeEngine
 from gyre_engine.sampling.sglang import SGLangEngine
 from gyre_engine.transfer.tcp import TcpTransfer
@@ -52,22 +53,28 @@ async def cells(folder: Path, other_folder: Path) -> AsyncIterator[tuple[SGLangE
         yield source, target, newer
 
 
-async def test_a_call_moves_with_its_kv_and_only_the_last_token_is_computed(
-    cells: tuple[SGLangEngine, SGLangEngine, SGLangEngine],
-) -> None:
-    source, target, _ = cells
-    chunks = source.generate(GenerateRequest("moving", PROMPT, SamplingParams(max_tokens=340, seed=1)))
+async def interrupted(source: SGLangEngine, rid: str) -> list[int]:
+    """A request that is drained while it samples; its ids so far."""
+    chunks = source.generate(GenerateRequest(rid, PROMPT, SamplingParams(max_tokens=340, seed=1)))
     ids = list((await anext(chunks)).output_ids)
-    await source.abort("moving")
+    [said] = await source.drain()
     async for chunk in chunks:
         ids += chunk.output_ids
         reason = chunk.finish_reason
     assert reason is FinishReason.ABORT
-    history = PROMPT + ids
-    ticket = await source.export_kv(history, lease=60)
+    assert (said.rid, said.tokens) == (rid, len(PROMPT) + len(ids))
+    return PROMPT + ids
+
+
+async def test_a_call_moves_with_its_kv_and_only_the_last_token_is_computed(
+    cells: tuple[SGLangEngine, SGLangEngine, SGLangEngine],
+) -> None:
+    source, target, _ = cells
+    history = await interrupted(source, "moving")
+    ticket = await source.export_kv("moving", lease=60)
     assert ticket is not None
     assert (ticket.tokens, ticket.weight_version) == (len(history) - 1, "v7")
-    assert await target.import_kv(history, ticket) == len(history) - 1
+    assert await target.import_kv(KvTicket.from_bytes(ticket.to_bytes())) == len(history) - 1
     await source.release_kv(ticket)
     answer = await complete(target, GenerateRequest("moved", history, SamplingParams(max_tokens=10, seed=1)))
     assert answer.cached_tokens == len(history) - 1
@@ -78,21 +85,28 @@ async def test_a_call_moves_with_its_kv_and_only_the_last_token_is_computed(
 
 async def test_kv_of_other_weights_is_not_taken(cells: tuple[SGLangEngine, SGLangEngine, SGLangEngine]) -> None:
     source, _, newer = cells
-    await complete(source, GenerateRequest("old", PROMPT, SamplingParams(max_tokens=2)))
-    ticket = await source.export_kv(PROMPT, lease=60)
+    await interrupted(source, "old")
+    ticket = await source.export_kv("old", lease=60)
     assert ticket is not None
-    assert await newer.import_kv(PROMPT, ticket) == 0
+    assert await newer.import_kv(ticket) == 0
     assert (await complete(newer, GenerateRequest("new", PROMPT, SamplingParams(max_tokens=2)))).cached_tokens == 0
 
 
-async def test_what_is_not_cached_gives_no_ticket_and_what_was_released_cannot_be_read(
+async def test_what_was_not_interrupted_gives_no_ticket_and_what_was_released_cannot_be_read(
     cells: tuple[SGLangEngine, SGLangEngine, SGLangEngine],
 ) -> None:
     source, target, _ = cells
-    assert await source.export_kv(PROMPT, lease=60) is None
-    await complete(source, GenerateRequest("x", PROMPT, SamplingParams(max_tokens=2)))
-    ticket = await source.export_kv(PROMPT, lease=60)
+    assert await source.export_kv("nobody", lease=60) is None
+    await interrupted(source, "x")
+    ticket = await source.export_kv("x", lease=60)
     assert ticket is not None
     await source.release_kv(ticket)
     with pytest.raises(EngineFailed, match="registration|lost|key"):
-        await target.import_kv(PROMPT, ticket)
+        await target.import_kv(ticket)
+
+
+async def test_a_request_is_interrupted_until_its_engine_resumes(cells: tuple[SGLangEngine, SGLangEngine, SGLangEngine]) -> None:
+    source, *_ = cells
+    await interrupted(source, "x")
+    await source.resume()
+    assert await source.export_kv("x", lease=60) is None

@@ -1,0 +1,90 @@
+"""The life of a cell: one explicit state machine (method.md, 2 and 3). Pure; docs/cells.md is drawn from it.
+
+    sampling -> draining -> exporting KV -> joining -> training -> sealing -> refreshing weights -> sampling, and lost
+
+promises  the table is the whole of it: what it does not list cannot happen; every state but the two in which a cell rests has a limit,
+          and the table says what follows when it is over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from gyre_engine.events.cells import CellRole, LifeState, LifeTrigger
+
+S, T = LifeState, LifeTrigger
+
+TABLE: Mapping[LifeState, Mapping[LifeTrigger, LifeState]] = MappingProxyType(
+    {
+        S.STARTING: {T.BACK_TO_SAMPLE: S.REFRESHING, T.BACK_TO_TRAIN: S.JOINING},
+        S.SAMPLING: {T.TOLD_TO_TRAIN: S.DRAINING, T.ENGINE_LOST: S.LOST},
+        S.DRAINING: {T.DRAINED: S.EXPORTING, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.LOST},
+        S.EXPORTING: {T.EXPORTED: S.JOINING, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.JOINING},
+        S.JOINING: {T.JOINED: S.TRAINING, T.TOLD_TO_SAMPLE: S.REFRESHING, T.ENGINE_LOST: S.LOST},
+        S.TRAINING: {T.STEP_OVER: S.JOINING, T.TOLD_TO_SAMPLE: S.SEALING, T.ENGINE_LOST: S.LOST},
+        S.SEALING: {T.LEFT: S.REFRESHING, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.LOST},
+        S.REFRESHING: {T.REFRESHED: S.SAMPLING, T.TOLD_TO_TRAIN: S.JOINING, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.LOST},
+        S.LOST: {T.BACK_TO_SAMPLE: S.REFRESHING, T.BACK_TO_TRAIN: S.JOINING},
+    }
+)
+
+MEANING: Mapping[LifeState, str] = MappingProxyType(
+    {
+        S.STARTING: "the agent waits for its engine",
+        S.SAMPLING: "the engine serves; new weights are loaded in place",
+        S.DRAINING: "no new calls come; what is in flight is aborted and hands over its partial output",
+        S.EXPORTING: "the KV of interrupted requests is read by the cells where they go on",
+        S.JOINING: "the trainer waits for a step, pulls the weights and joins",
+        S.TRAINING: "the trainer claims micro-steps",
+        S.SEALING: "the trainer claims no more, seals what it has and keeps it until the core has it",
+        S.REFRESHING: "the engine gets the weights to sample with",
+        S.LOST: "the engine is away, or a limit is over; the cell serves nobody",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LifeLimits:
+    """Seconds that a cell may be in a state. Sampling, joining and training end by command alone.
+
+    sealing is that long because the core may be merging; refreshing because a new core may have to publish first.
+    """
+
+    draining: float = 10.0
+    exporting: float = 5.0
+    sealing: float = 600.0
+    refreshing: float = 600.0
+    starting: float = 600.0
+
+    def of(self, state: LifeState) -> float | None:
+        """The limit of a state, None where there is none."""
+        return {
+            S.DRAINING: self.draining,
+            S.EXPORTING: self.exporting,
+            S.SEALING: self.sealing,
+            S.REFRESHING: self.refreshing,
+            S.STARTING: self.starting,
+            S.LOST: self.starting,
+        }.get(state)
+
+
+class IllegalTransition(RuntimeError):
+    """Somebody pulled a trigger that the state does not have: a fault in the agent's code."""
+
+
+def after(state: LifeState, trigger: LifeTrigger) -> LifeState:
+    """The next state. Raises IllegalTransition."""
+    try:
+        return TABLE[state][trigger]
+    except KeyError:
+        known = ", ".join(sorted(TABLE[state]))
+        raise IllegalTransition(f"a cell that is {state} cannot be {trigger}; it can be {known}") from None
+
+
+def role_of(state: LifeState) -> CellRole:
+    """What the rest of the system sees of a state."""
+    if state is S.SAMPLING:
+        return CellRole.SAMPLING
+    return CellRole.TRAINING if state in (S.JOINING, S.TRAINING) else CellRole.SWITCHING

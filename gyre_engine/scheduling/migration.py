@@ -1,0 +1,124 @@
+"""What becomes of the requests that a drained cell interrupted: where each goes on, and whether its KV moves or is computed again.
+
+Pure. The costs are measured, by the events that say what exports, imports and prefills took, and fitted by least squares:
+
+    seconds of a move    = a + b * bytes                     (kv-exported and kv-imported of one request)
+    seconds of a prefill = c * n + d * (end**2 - start**2)   (n = end - start tokens computed after `start`; the square is attention's)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gyre_engine.events import Event
+from gyre_engine.events.cells import CellHealth, Drained, Interrupted, KvExported, KvImported, Move
+from gyre_engine.scheduling.cells import CellState
+
+FORGET = 0.98
+"""Weight of what was measured one measurement ago: machines get busier and calmer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Least squares of y = p * u + q * v over what was added, the older the less. Sums of the normal equations."""
+
+    uu: float = 0.0
+    uv: float = 0.0
+    vv: float = 0.0
+    uy: float = 0.0
+    vy: float = 0.0
+
+    def add(self, u: float, v: float, y: float) -> Fit:
+        """With one measurement more."""
+        keep = FORGET
+        return Fit(
+            keep * self.uu + u * u, keep * self.uv + u * v, keep * self.vv + v * v, keep * self.uy + u * y, keep * self.vy + v * y
+        )
+
+    def predict(self, u: float, v: float) -> float:
+        """y at (u, v): never below 0, and never by a negative slope."""
+        p, q = self._solution()
+        return p * u + q * v
+
+    def _solution(self) -> tuple[float, float]:
+        determinant = self.uu * self.vv - self.uv * self.uv
+        if determinant > 1e-9 * self.uu * self.vv:
+            p = (self.uy * self.vv - self.vy * self.uv) / determinant
+            q = (self.vy * self.uu - self.uy * self.uv) / determinant
+            if p >= 0 and q >= 0:
+                return p, q
+        along_u, along_v = self.uy / self.uu if self.uu else 0.0, self.vy / self.vv if self.vv else 0.0
+        return (max(along_u, 0.0), 0.0) if self._misses(along_u, 0.0) <= self._misses(0.0, along_v) else (0.0, max(along_v, 0.0))
+
+    def _misses(self, p: float, q: float) -> float:
+        """The summed squares of what p and q leave over, but for a constant."""
+        return p * p * self.uu + 2 * p * q * self.uv + q * q * self.vv - 2 * p * self.uy - 2 * q * self.vy
+
+
+@dataclass(frozen=True, slots=True)
+class KvCosts:
+    """What moves and prefills have cost so far. Before there is a measurement of either, a move is tried, to have one.
+
+    per_token: bytes of KV a token; 0 before the first export
+    """
+
+    moves: Fit = field(default_factory=Fit)
+    prefills: Fit = field(default_factory=Fit)
+    per_token: float = 0.0
+    _exported_us: tuple[tuple[str, int], ...] = ()
+
+    def observe(self, event: Event) -> KvCosts:
+        """The costs after an event of `cells`."""
+        match event:
+            case KvExported() if event.tokens:
+                kept = (*self._exported_us[-63:], (event.rid, event.took_us))
+                return replace(self, per_token=event.nbytes / event.tokens, _exported_us=kept)
+            case KvImported() if event.tokens:
+                exported = dict(self._exported_us).get(event.rid, 0)
+                return replace(self, moves=self.moves.add(1.0, event.nbytes, (exported + event.took_us) / 1e6))
+            case CellHealth() if event.prefills:
+                fit = self.prefills
+                for start, end, took_us in event.prefills:
+                    fit = fit.add(end - start, float(end * end - start * start), took_us / 1e6)
+                return replace(self, prefills=fit)
+            case _:
+                return self
+
+    def move_s(self, tokens: int) -> float:
+        """Seconds until the destination has the KV of so many tokens."""
+        return self.moves.predict(1.0, tokens * self.per_token)
+
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds until the destination has computed it."""
+        return self.prefills.predict(tokens, float(tokens * tokens))
+
+    def moving_pays(self, tokens: int) -> bool:
+        """Whether moving is the faster."""
+        if not self.moves.uu or not self.prefills.uu:
+            return True
+        return self.move_s(tokens) < self.prefill_s(tokens)
+
+
+def plan_moves(drained: Drained, cells: Sequence[CellState], costs: KvCosts, kv: str = "auto") -> tuple[Move, ...]:
+    """A destination for each interrupted request while there is room, those with the longest contexts first.
+
+    cells: that serve, those first that will longest
+    kv:    "auto" by cost, "always", "never"
+    """
+    room = {cell.cell: cell.capacity - cell.running for cell in cells}
+    moves = []
+    for request in sorted(drained.requests, key=lambda one: (-one.tokens, one.rid)):
+        destination = next((cell for cell in cells if room[cell.cell] > 0), None)
+        if destination is None:
+            break
+        room[destination.cell] -= 1
+        moves.append(Move(request.execution, request.rid, destination.cell, _with_kv(request, drained, destination, costs, kv)))
+    return tuple(moves)
+
+
+def _with_kv(request: Interrupted, drained: Drained, destination: CellState, costs: KvCosts, kv: str) -> bool:
+    """KV of other weights is of no use (learning.md, 9)."""
+    if kv == "never" or destination.version != drained.weight_version:
+        return False
+    return kv == "always" or costs.moving_pays(request.tokens)

@@ -1,0 +1,107 @@
+"""Where interrupted executions go on, and when moving their KV pays: against hand-worked cases and numpy's least squares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre_engine.events.cells import CellHealth, CellRole, Drained, Interrupted, KvExported, KvImported, Move
+from gyre_engine.scheduling.cells import CellState
+from gyre_engine.scheduling.migration import FORGET, Fit, KvCosts, plan_moves
+
+POSITIVE = st.floats(0.1, 10.0)
+
+
+@given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=3, max_size=20), POSITIVE, POSITIVE)
+def test_what_lies_on_a_plane_is_predicted_exactly(points: list[tuple[float, float]], p: float, q: float) -> None:
+    points = [*points, (1.0, 5.0), (5.0, 1.0)]
+    fit = Fit()
+    for u, v in points:
+        fit = fit.add(u, v, p * u + q * v)
+    assert fit.predict(3.0, 7.0) == pytest.approx(3 * p + 7 * q, rel=1e-6)
+
+
+def test_noise_is_fitted_by_weighted_least_squares() -> None:
+    rng = np.random.default_rng(0)
+    u, v = rng.uniform(1, 9, 40), rng.uniform(1, 9, 40)
+    y = 0.3 * u + 0.02 * v + rng.normal(0, 0.01, 40)
+    fit = Fit()
+    for row in zip(u, v, y, strict=True):
+        fit = fit.add(*map(float, row))
+    weights = np.sqrt(FORGET ** np.arange(39, -1, -1))
+    (p, q), *_ = np.linalg.lstsq(np.stack([u, v], 1) * weights[:, None], y * weights, rcond=None)
+    assert fit.predict(4.0, 2.0) == pytest.approx(4 * p + 2 * q, rel=1e-9)
+
+
+@given(st.lists(st.tuples(POSITIVE, POSITIVE, POSITIVE), min_size=1, max_size=12))
+def test_a_longer_context_never_costs_less(rows: list[tuple[float, float, float]]) -> None:
+    fit = Fit()
+    for row in rows:
+        fit = fit.add(*row)
+    costs = [fit.predict(n, n * n) for n in (0.0, 1.0, 10.0, 100.0)]
+    assert costs == sorted(costs) and costs[0] == 0.0
+
+
+def exported(tokens: int, took_us: int, rid: str = "r") -> KvExported:
+    return KvExported(
+        cell="a", incarnation="1", command_epoch=1, command_number=1, execution="e", rid=rid, destination="b", tokens=tokens,
+        nbytes=1000 * tokens, weight_version="3", ticket=b"", took_us=took_us,
+    )  # fmt: skip
+
+
+def imported(tokens: int, took_us: int, rid: str = "r") -> KvImported:
+    return KvImported(
+        cell="b", incarnation="1", source="a", command_epoch=1, command_number=1, execution="e", rid=rid, tokens=tokens,
+        nbytes=1000 * tokens, took_us=took_us,
+    )  # fmt: skip
+
+
+def measured() -> KvCosts:
+    """Moves: 50 ms + 1 ms a thousand tokens. Prefills: 1 ms a token."""
+    costs = KvCosts()
+    for number, tokens in enumerate((1000, 4000, 16_000)):
+        rid = f"r{number}"
+        costs = costs.observe(exported(tokens, 20_000, rid)).observe(imported(tokens, 30_000 + tokens, rid))
+    prefills = tuple((0, n, 1000 * n) for n in (100, 500, 2000))
+    return costs.observe(CellHealth(cell="b", incarnation="1", healthy=True, prefills=prefills))
+
+
+def test_the_costs_are_those_that_were_measured() -> None:
+    costs = measured()
+    assert costs.move_s(8000) == pytest.approx(0.050 + 0.008, rel=1e-6)
+    assert costs.prefill_s(8000) == pytest.approx(8.0, rel=1e-6)
+    assert costs.moving_pays(60) and not costs.moving_pays(40)  # 50 ms of a move buy 50 tokens of prefill
+
+
+def test_before_anything_is_measured_a_move_is_tried() -> None:
+    assert KvCosts().moving_pays(10)
+
+
+def state(name: str, position: int, running: int = 0, version: int = 3) -> CellState:
+    return CellState(name, position, "1", f"http://{name}", 2, CellRole.SAMPLING, version=version, running=running)
+
+
+def drained(*tokens: int) -> Drained:
+    requests = tuple(Interrupted(f"e{n}", f"e{n}-x.1", size) for n, size in enumerate(tokens))
+    return Drained(cell="a", incarnation="1", command_epoch=1, command_number=4, weight_version=3, requests=requests)
+
+
+def test_the_longest_contexts_go_first_to_where_they_can_stay_longest_while_there_is_room() -> None:
+    cells = [state("pool", -1, running=1), state("c2", 2)]
+    moves = plan_moves(drained(10, 5000, 300, 70), cells, measured())
+    assert moves == (
+        Move("e1", "e1-x.1", "pool", True),
+        Move("e2", "e2-x.1", "c2", True),
+        Move("e3", "e3-x.1", "c2", True),
+    )
+
+
+@pytest.mark.parametrize(("kv", "version", "expected"), [
+    ("auto", 3, [True, False]), ("always", 3, [True, True]), ("never", 3, [False, False]), ("auto", 4, [False, False]),
+    ("always", 4, [False, False]),
+])  # fmt: skip
+def test_kv_moves_where_it_pays_and_its_weights_are_those_of_the_destination(kv: str, version: int, expected: list[bool]) -> None:
+    moves = plan_moves(drained(5000, 10), [state("b", 1, version=version)], measured(), kv)
+    assert [move.with_kv for move in moves] == expected
