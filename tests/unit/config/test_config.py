@@ -1,11 +1,13 @@
 """A config that cannot work is refused at once, by a message that names the key and the remedy."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from gyre_engine.config import Config, ConfigError, config_from_json, config_hash, load_config, to_json, with_overrides
 from gyre_engine.config.problems import Source, key_lines
+from gyre_engine.config.schema import ScheduleConfig
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -57,6 +59,17 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ("[[data]]\nweight = 0\n", "line 2: data.weight must be above 0, got 0.0"),
         ("batch = 3\n", r"line 1: batch must be a section, \[batch\], got 3"),
         ("[selection]\nroles = ['main', 3]\n", r"line 2: selection.roles must be str \(a text in quotes\), got 3"),
+        (
+            '[schedule]\npolicy = "asynch"\n',
+            'line 2: schedule.policy must be one of paper, .*; got .asynch.. Did you mean "async"',
+        ),
+        (
+            '[schedule]\npolicy = "async"\ntraining_cells = 4\n',
+            r"line 3: schedule.training_cells \(4\) is above cells.count \(3\)",
+        ),
+        ('[schedule]\npolicy = "async"\ntraining_cells = 3\n', "line 3: .* no cell samples; lower it, or set cells.standalone"),
+        ("[schedule]\ntraining_cells = 0\n", "schedule.training_cells must be at least 1, got 0"),
+        ("[cells]\nstandalone = -1\n", "cells.standalone must be at least 0, got -1"),
         ("[model]\ncontext = 10\n", "leaves no room for a prompt in model.context"),
     ],
 )
@@ -96,6 +109,19 @@ def test_json_round_trip_keeps_all_but_secrets() -> None:
     assert "pw" not in text
     assert config_from_json(text).kafka.librdkafka["security.protocol"] == "SSL"
     assert config_hash(to_json(Config())) == config_hash(to_json(config_from_json(to_json(Config()))))
+
+
+def test_a_run_of_the_time_of_one_policy_can_be_read() -> None:
+    """Its policy was called elastic: the paper's."""
+    tree = json.loads(to_json(Config()))
+    del tree["schedule"]
+    old = json.dumps({**tree, "scheduling": {"policy": "elastic", "slack": 0.5}})
+    assert config_from_json(old).schedule == ScheduleConfig(policy="paper", slack=0.5)
+
+
+def test_a_split_of_all_cells_is_allowed_beside_a_standalone_pool(tmp_path: Path) -> None:
+    text = '[schedule]\npolicy = "async"\ntraining_cells = 3\n[cells]\nstandalone = 1\n'
+    assert load_config(write(tmp_path, text)).schedule.training_cells == 3
 
 
 EVERYTHING = """\

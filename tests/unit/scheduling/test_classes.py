@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre_engine.events.training import GroupAdmitted
-from gyre_engine.scheduling.classes import ClassPlan, missing_groups, next_groups
+from gyre_engine.scheduling.classes import ClassPlan, missing_groups, next_groups, ready_steps
 
 
 def admitted(number: int, plan: ClassPlan, version: int = 0) -> GroupAdmitted:
@@ -32,6 +32,25 @@ def test_a_later_class_waits_for_the_stragglers_of_the_earlier() -> None:
     step = next_groups([*done, admitted(0, plan)], (), plan)
     assert step is not None
     assert [g.group for g in step] == ["g1", "g0"]
+
+
+def test_bursts_by_hand() -> None:
+    """mu = 3, 7 steps: bursts of steps 1-3, 4-6 and 7."""
+    plan = ClassPlan(batch=2, mu=3, phi=1, steps=7)
+    assert [plan.burst_start(s) for s in range(8)] == [0, 0, 0, 3, 3, 3, 6, 6]
+    assert [plan.burst_end(s) for s in range(7)] == [3, 3, 3, 6, 6, 6, 7]
+
+
+def test_ready_steps_by_hand() -> None:
+    """B = 2, mu = 1, phi = 1: classes of 4, 2 and 2 groups. A class that is short of a batch holds up those behind it."""
+    plan = ClassPlan(batch=2, mu=1, phi=1, steps=4)
+    done = [admitted(n, plan) for n in range(8)]
+    assert ready_steps(done, 0, plan) == 4
+    assert ready_steps([done[0]], 0, plan) == 0
+    assert ready_steps([done[0], done[3]], 0, plan) == 1
+    assert ready_steps([*done[:3], *done[4:]], 0, plan) == 1
+    assert ready_steps(done[4:7], 4, plan) == 1
+    assert ready_steps([], 8, plan) == 0
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 3), st.integers(1, 8), st.integers(0, 2**32))

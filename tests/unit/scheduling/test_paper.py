@@ -73,9 +73,10 @@ def decide(roles: str, facts: dict[str, object], pool: str = "", slack: float = 
         ("tss", {**READY, "water_level": 9, "to_dispatch": 8}, ("c0", "sampling")),
         ("tts", {}, ("c1", "sampling")),
         ("tss", {}, ("c0", "sampling")),
-        # Inside a burst without a batch, and more is out than is served: somebody has to.
+        # Inside a burst no step can open, and more is out than is served: somebody has to.
         ("ttt", {**BEGUN, "water_level": 1}, ("c2", "sampling")),
         ("tts", {**BEGUN, "water_level": 9}, ("c1", "sampling")),
+        ("ttt", {**BEGUN, **READY, "blocked": True, "water_level": 1}, ("c2", "sampling")),
         ("ttt", {**OPEN, "water_level": 1}, None),
         ("ttt", {**BEGUN, **READY, "water_level": 1}, None),
         # The run is over: everybody goes back, nobody leaves.

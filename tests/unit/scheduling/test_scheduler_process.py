@@ -1,5 +1,6 @@
 """The scheduler on a log in memory: it elects itself, commands one switch at a time, and ends where another one rules."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -12,6 +13,8 @@ from gyre_engine.events.training import GroupAdmitted
 from gyre_engine.log.election import Deposed
 from gyre_engine.log.memory import MemoryLog, MemoryStore
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.scheduling.cluster import Decision, Switch
+from gyre_engine.scheduling.policies import POLICIES
 
 PLAN = ClassPlan(batch=1, mu=1, phi=0, steps=3)
 SETTINGS = SchedulerSettings(holder="me", cells=("c0", "c1"), plan=PLAN, group_size=4)
@@ -48,11 +51,21 @@ def view_of(*events: Event) -> View:
     return view
 
 
+def words(decision: Decision | None) -> tuple[str, CellRole] | None:
+    return (decision.cell, decision.to) if isinstance(decision, Switch) else None
+
+
 def test_nothing_is_commanded_before_every_cell_has_started() -> None:
     assert decide(view_of(started(0), water(0), admitted()), SETTINGS) is None
-    switch = decide(view_of(started(0), started(1), water(0), admitted()), SETTINGS)
-    assert switch is not None
-    assert (switch.cell, switch.to) == ("c0", CellRole.TRAINING)
+    view = view_of(started(0), started(1), water(0), admitted())
+    assert words(decide(view, SETTINGS)) == ("c0", CellRole.TRAINING)
+
+
+def test_the_policy_is_the_one_that_the_settings_name() -> None:
+    """Nothing is ready: only the fixed split moves a cell, and as many as its option says."""
+    view = view_of(started(0), started(1), water(0))
+    named = [dataclasses.replace(SETTINGS, policy=name) for name in POLICIES]
+    assert [words(decide(view, s)) for s in named] == [None, ("c0", CellRole.TRAINING), None]
 
 
 def test_a_commanded_cell_counts_as_switching_until_it_says_that_it_has_switched() -> None:

@@ -1,5 +1,6 @@
 """What the config says reaches the process that needs it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from gyre_engine.config import Config, to_json, with_overrides
@@ -8,6 +9,7 @@ from gyre_engine.tasks import FILTERS
 from infra.stack import wiring
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
+from infra.stack.processes import run_processes
 
 
 def launched(*given: str) -> Launch:
@@ -29,3 +31,24 @@ def test_the_config_takes_the_filters_that_there_are() -> None:
 def test_the_core_is_told_how_many_checkpoints_to_keep(tmp_path: Path) -> None:
     told = wiring.trainer(launched("run.checkpoint_keep=3"), StackFolder(tmp_path), 0, "me")
     assert (told.core, told.checkpoint_keep) == (True, 3)
+
+
+def test_the_scheduler_is_told_its_policy_and_all_cells(tmp_path: Path) -> None:
+    given = ("schedule.policy=async", "schedule.training_cells=2", "cells.standalone=2", "cells.count=3")
+    told = wiring.scheduler(launched(*given), "me")
+    assert (told.policy, told.options.training_cells) == ("async", 2)
+    assert told.cells == ("cell-0", "cell-1", "cell-2", "standalone-0", "standalone-1")
+
+
+def test_the_standalone_pool_has_engines_and_agents_but_no_trainers(tmp_path: Path) -> None:
+    urls = tuple(f"http://127.0.0.1:{port}" for port in (7, 8, 9))
+    launch = replace(launched("cells.standalone=2", "cells.count=1"), engine_urls=urls)
+    names = {spec.name for spec in run_processes(launch, StackFolder(tmp_path)) if "-" in spec.name}
+    assert names == {
+        "cell-0-engine", "cell-0-trainer", "cell-0-agent", "standalone-0-engine", "standalone-0-agent", "standalone-1-engine",
+        "standalone-1-agent",
+    }  # fmt: skip
+    agents = [wiring.agent(launch, StackFolder(tmp_path), position, "i") for position in (0, -1, -2)]
+    assert [(a.cell, a.position, a.engine_url) for a in agents] == [
+        ("cell-0", 0, urls[0]), ("standalone-0", -1, urls[1]), ("standalone-1", -2, urls[2]),
+    ]  # fmt: skip

@@ -18,9 +18,19 @@ from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.batching import PackedMicroStep
-from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged
+from gyre_engine.events.bursts import BeginBurst
+from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged, SchedulerElected
 from gyre_engine.events.executions import Dispatched
-from gyre_engine.events.training import CoreElected, EvaluationReported, MicroStep, Published, Sealed, StepCommitted, StepOpened
+from gyre_engine.events.training import (
+    CoreElected,
+    EvaluationReported,
+    GroupAdmitted,
+    MicroStep,
+    Published,
+    Sealed,
+    StepCommitted,
+    StepOpened,
+)
 from gyre_engine.log.election import Deposed
 from gyre_engine.log.memory import MemoryLog, MemoryStore
 from gyre_engine.losses.config import LossConfig
@@ -259,6 +269,36 @@ def test_steps_follow_each_other_with_satellites_that_pull_each_version(bench: B
         bench.until(lambda step=step: bench.committed == step, bench.satellites["c1"], bench.move_core)  # type: ignore[misc]
         bench.until(lambda step=step: step in bench.core_board.published, bench.move_core)  # type: ignore[misc]
     assert bench.optimizer.sums == [ALL] * 3
+
+
+def admitted(number: int) -> GroupAdmitted:
+    """Nothing in it trains: its step is empty."""
+    return GroupAdmitted(
+        group=f"g{number}", group_number=number, class_number=number, query="q", dispatched_version=number, mean=0.0,
+        deviation=0.0, trains=False, reason="zero-variance", executions=(), left_out=(),
+    )  # fmt: skip
+
+
+def begin(step: int, epoch: int) -> BeginBurst:
+    return BeginBurst(epoch=epoch, number=1, step=step, reason="", water_level=0, sampling_capacity=0)
+
+
+def test_the_core_opens_a_burst_only_when_the_scheduler_lets_it_begin(bench: Bench) -> None:
+    """mu is 1: each step is a burst. A deposed scheduler lets nothing begin."""
+    bench.role("c0", CellRole.TRAINING)
+    bench.log.append_all([admitted(0), admitted(1), SchedulerElected(epoch=2, holder="s"), begin(0, epoch=1)])
+
+    def opened() -> list[int]:
+        for _ in range(20):
+            bench.move_core()
+        return [event.step for event in bench.events(StepOpened)]  # type: ignore[attr-defined]
+
+    assert opened() == []
+    bench.log.append_all([begin(0, epoch=2)])
+    assert opened() == [1]
+    assert bench.committed == 1
+    bench.log.append_all([begin(1, epoch=2)])
+    assert opened() == [1, 2]
 
 
 def test_nothing_is_published_while_an_evaluation_samples_with_the_version_before(bench: Bench) -> None:
