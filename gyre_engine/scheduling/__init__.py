@@ -1,1 +1,1 @@
-"""Scheduling: the water level, the elastic policy, and the order in which groups are trained. Pure functions, no clock."""
+"""Scheduling: the water level, the policies that switch roles, and the order in which groups are trained. Pure functions, no clock."""
