@@ -34,7 +34,6 @@ class ScoredExecution:
 
     dispatched: Dispatched
     finished: Finished
-    finished_id: str
     task: Task | None
 
     def work(self) -> bytes:

@@ -149,7 +149,7 @@ class Scoring(Consumer):
         """Attempts until one succeeds or the budget is spent."""
         for attempt in range(self._done.failures.get(finished.execution, 0) + 1, self._attempts + 1):
             started = time.monotonic()
-            outcome = await self._attempt(finished, id)
+            outcome = await self._attempt(finished)
             event = self._event(finished.execution, attempt, outcome, int((time.monotonic() - started) * 1e6))
             await self._append(event, id, attempt)
             if isinstance(event, Scored):
@@ -158,13 +158,13 @@ class Scoring(Consumer):
             await asyncio.sleep(0 if event.final else _PAUSE_S * attempt)
         self.tally.failed += 1
 
-    async def _attempt(self, finished: Finished, id: str) -> Score | str:
+    async def _attempt(self, finished: Finished) -> Score | str:
         """The score, or what broke."""
         dispatched = self._dispatched.get(finished.execution)
         if dispatched is None:
             return "the log holds no Dispatched event of this execution"
         try:
-            return _sound(await self._scorer.score(ScoredExecution(dispatched, finished, id, self._task(dispatched))))
+            return _sound(await self._scorer.score(ScoredExecution(dispatched, finished, self._task(dispatched))))
         except EvaluationBroken as broken:
             return str(broken)
         except (

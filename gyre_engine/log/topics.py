@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -90,17 +89,6 @@ def _partitions(client: AdminClient, settings: KafkaSettings) -> dict[str, int]:
             f"no Kafka answers at {settings.bootstrap_servers} within {settings.request_timeout_s:g} s ({error.args[0].str()})"
         ) from error
     return {name: len(topic.partitions) for name, topic in topics.items()}
-
-
-def _wait_until_known(client: AdminClient, settings: KafkaSettings, names: Collection[str]) -> None:
-    """A declared topic is known to the brokers a little later."""
-    until = time.monotonic() + settings.request_timeout_s
-    while missing := sorted(set(names) - set(_partitions(client, settings))):
-        if time.monotonic() > until:
-            raise LogUnavailable(
-                f"{settings.bootstrap_servers} does not know {missing[0]} yet, {settings.request_timeout_s:g} s on"
-            )
-        time.sleep(0.05)
 
 
 def _require_same(settings: KafkaSettings, names: Mapping[str, str], known: Mapping[str, int]) -> None:

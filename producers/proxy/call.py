@@ -135,8 +135,8 @@ class Call(SharedCall):
             return records[-1], records[-1].call
 
         def stands() -> None:
-            wire_ids = [asked.id for asked in parsed.tool_calls(records[-1].call)]
-            self.execution.learn(records[-1], wire_ids)
+            self.execution.learn(records[-1])
+            self.execution.answered(records[-1], [asked.id for asked in parsed.tool_calls(records[-1].call)])
             self.recorded, self.excuse = True, None
             self._tell_tools(records[-1], parsed)
 

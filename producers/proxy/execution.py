@@ -37,18 +37,21 @@ class Execution:
     """Where the first thinking stands on a call's path, of calls that have any."""
     unanswered_tools: set[str] = field(default_factory=set)
 
-    def learn(self, call: ModelCall, wire_ids: Sequence[str]) -> None:
+    def learn(self, call: ModelCall) -> None:
         """Take up a record that the log has acknowledged."""
         delta = np.concatenate([call.new_input_ids, call.output_ids]).astype(np.int32, copy=False)
         inputs = len(call.new_input_ids)
         self.paths.add(Stretch(call.call, call.parent, call.prefix_len, call.prefix_hash, delta, inputs))
         self._note_thinking(call, delta)
-        if call.chain:
-            self.conversation.learn(call.call, call.chain, wire_ids)
         self.calls, self.last_call = call.number + 1, call.call
         self.tokens += len(call.output_ids)
         self.held_us += call.queued_us
-        self.unanswered_tools.update(wire_ids)
+
+    def answered(self, call: ModelCall, wire_ids: Sequence[str]) -> None:
+        """A record's answer is there to go on from, and so are its tool calls. Nothing goes on from a record without a chain."""
+        if call.chain:
+            self.conversation.learn(call.call, call.chain, wire_ids)
+            self.unanswered_tools.update(wire_ids)
 
     def _note_thinking(self, call: ModelCall, delta: Int32) -> None:
         before = self.thinks_at.get(call.parent, call.prefix_len) if call.parent else call.prefix_len

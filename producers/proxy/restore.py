@@ -64,11 +64,9 @@ def rebuild(name: str, past: OwnedCalls, rendering: Rendering) -> Execution:
     """An open execution's state, as its last owner had it."""
     execution = Execution(name, past.epochs[name], rendering.thinking)
     for call in past.of(name):
-        execution.learn(call, [])
+        execution.learn(call)
         if call.chain:
-            wire_ids = _wire_ids(execution, call, rendering)
-            execution.conversation.learn(call.call, call.chain, wire_ids)
-            execution.unanswered_tools.update(wire_ids)
+            execution.answered(call, _wire_ids(execution, call, rendering))
     return execution
 
 

@@ -37,8 +37,6 @@ class ProxyClient:
             answer = await self._http.get(f"{self._url}/internal/executions/{execution}", headers=self._headers)
         except httpx.HTTPError:
             return None
-        if answer.status_code == 404:
-            return 0
         return int(answer.json()["held_us"]) if answer.status_code == 200 else None
 
     async def close_execution(self, execution: str, patience_s: float | None = None) -> Closed:

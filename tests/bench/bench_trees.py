@@ -90,7 +90,8 @@ class Agent:
             messages=len(self.messages), shape=prompt.shape, chain=link(prompt.chain, answer), requested_at=time.time_ns() // 1000,
             first_token_at=time.time_ns() // 1000, finished_at=time.time_ns() // 1000,
         )  # fmt: skip
-        self.execution.learn(record, [wire_id(name, 0)])
+        self.execution.learn(record)
+        self.execution.answered(record, [wire_id(name, 0)])
         self.seconds.append(time.perf_counter() - since)
         self.unique += len(prompt.new) + len(self.output)
         self._go_on(answer, number)

@@ -125,4 +125,4 @@ async def score(end: Finished | Discarded, task: Task, folder: Path, scorer: Sco
     """By the verifier, apart."""
     assert isinstance(end, Finished), end
     scorer = scorer or HarborVerifier(environment(folder), folder / "run" / "scratch")
-    return await scorer.score(ScoredExecution(dispatched(end.execution), end, "id", task))
+    return await scorer.score(ScoredExecution(dispatched(end.execution), end, task))
