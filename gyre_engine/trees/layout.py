@@ -1,4 +1,4 @@
-"""Layouts: the tokens of a chain of calls in one piece, so that what goes on from it need not gather them delta by delta."""
+"""Layouts: the tokens of a line of calls in one piece, so that what goes on from it need not gather them delta by delta."""
 
 from __future__ import annotations
 

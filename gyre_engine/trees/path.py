@@ -20,7 +20,7 @@ ROOT_HASH = bytes(16)
 """The hash of the empty path."""
 
 
-def chain(prefix_hash: bytes, ids: Int32) -> bytes:
+def extend_hash(prefix_hash: bytes, ids: Int32) -> bytes:
     """The hash of a path that goes on with `ids` (int32[n]) after the prefix that `prefix_hash` names. n = 0 changes nothing."""
     if len(ids) == 0:
         return prefix_hash
@@ -84,13 +84,13 @@ class Paths:
     """All paths of one execution. Memory: four bytes a unique token and one record a call; and, where it goes on from a branch,
     the path of the last such branch, laid out.
 
-    _chains: by its last call, the layout of each root's chain, in which its deltas stand
-    _branch: the layout of the path that was last gone on from and is no such chain
+    _layouts: by its last call, the layout of each line of calls that began at a root; their deltas stand in it
+    _branch:  the layout of the path that was last gone on from and is none of these
     """
 
     stretches: dict[str, Stretch] = field(default_factory=dict)
     _children: dict[str | None, list[str]] = field(default_factory=dict)
-    _chains: dict[str, Layout] = field(default_factory=dict)
+    _layouts: dict[str, Layout] = field(default_factory=dict)
     _branch: Layout | None = None
 
     def add(self, stretch: Stretch) -> None:
@@ -103,18 +103,18 @@ class Paths:
         self._children.setdefault(stretch.parent, []).append(stretch.call)
 
     def _laid_out(self, stretch: Stretch) -> Stretch:
-        """The call with its delta where its chain's layout holds it, if one does."""
+        """The call with its delta where the layout of its line holds it, if one does."""
         branch = self._branch
         if branch is not None and (branch.call, branch.length) == (stretch.parent, stretch.prefix_len):
             branch.append(stretch.call, stretch.delta)
-        chain = self._chains.get(stretch.parent or "") if stretch.parent else Layout.of("", _NOTHING)
-        if chain is None or chain.length != stretch.prefix_len:
+        layout = self._layouts.get(stretch.parent or "") if stretch.parent else Layout.of("", _NOTHING)
+        if layout is None or layout.length != stretch.prefix_len:
             return stretch
-        delta = chain.append(stretch.call, stretch.delta)
+        delta = layout.append(stretch.call, stretch.delta)
         if delta is None:
             return stretch
-        self._chains.pop(stretch.parent or "", None)
-        self._chains[stretch.call] = chain
+        self._layouts.pop(stretch.parent or "", None)
+        self._layouts[stretch.call] = layout
         return replace(stretch, delta=delta)
 
     def followed_by(self, cut: Cut, new: Int32) -> Int32:
@@ -128,8 +128,8 @@ class Paths:
 
     def _layout(self, call: str) -> Layout:
         """The path of a call, laid out."""
-        if (chain := self._chains.get(call)) is not None:
-            return chain
+        if (layout := self._layouts.get(call)) is not None:
+            return layout
         if self._branch is None or self._branch.call != call:
             self._branch = Layout.of(call, self.ids(Cut(call, self.stretches[call].end)))
         return self._branch
@@ -151,7 +151,7 @@ class Paths:
         if cut.call is None:
             return ROOT_HASH
         stretch = self.stretches[cut.call]
-        return chain(stretch.prefix_hash, stretch.delta[: cut.length - stretch.prefix_len])
+        return extend_hash(stretch.prefix_hash, stretch.delta[: cut.length - stretch.prefix_len])
 
     def pieces(self, cut: Cut, start: int = 0) -> list[Int32]:
         """Tokens `start` to `cut.length` as the deltas that hold them, in order; nothing is copied."""

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_engine.trees.path import EMPTY, ROOT_HASH, Paths, Stretch, call_id, chain
+from gyre_engine.trees.path import EMPTY, ROOT_HASH, Paths, Stretch, call_id, extend_hash
 
 tokens = st.lists(st.integers(0, 2), max_size=8)
 
@@ -45,7 +45,8 @@ def test_the_hash_chains_from_delta_to_delta() -> None:
     first, second = np.asarray([1, 2, 3], dtype=np.int32), np.asarray([4], dtype=np.int32)
     one = hashlib.blake2b(bytes(16) + first.astype("<i4").tobytes(), digest_size=16).digest()
     two = hashlib.blake2b(one + second.astype("<i4").tobytes(), digest_size=16).digest()
-    assert chain(ROOT_HASH, first) == one and chain(one, second) == two and chain(one, second[:0]) == one
+    assert extend_hash(ROOT_HASH, first) == one and extend_hash(one, second) == two
+    assert extend_hash(one, second[:0]) == one
 
 
 def test_another_number_or_output_is_another_call() -> None:
