@@ -89,7 +89,7 @@ class HarborVerifier:
     async def _environment(self, plan: _Plan, folder: Path) -> AsyncIterator[Any]:
         """Started, and stopped whatever happens. Raises EvaluationBroken where it does not come up."""
         session = f"{self._scratch.parent.name}-{folder.name}__verifier"
-        note(folder, session, plan.task.task_dir)
+        note(folder, session, plan.task.task_dir, self._settings)
         given = {"environment_dir": plan.directory, "task_env_config": plan.environment}
         given |= {"network_policy": plan.network.verifier_env_baseline, "phase_network_policies": [plan.network.verifier_phase]}
         try:

@@ -45,8 +45,7 @@ class ScoringSettings:
 
 def run(settings: ScoringSettings, log: Log, report: Report | None = None) -> int:
     """Scores until SIGTERM or SIGINT; exit code 0 then."""
-    if settings.harbor is not None and settings.scratch.is_dir():
-        stop_leftovers(settings.harbor, settings.scratch)
+    stop_leftovers(settings.scratch)
     remove_tree(settings.scratch)
     scorer, catalog = make_scorer(settings), load_catalog(settings.sources)
     scoring = Scoring(log, scorer, catalog, attempts=settings.attempts, concurrent=settings.concurrent, report=report)

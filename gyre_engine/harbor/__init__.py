@@ -10,6 +10,7 @@ from gyre_engine.harbor.environment import (
     check_environment,
     nearest,
     options,
+    overlay,
     require,
     trial_environment,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "note",
     "open_environment",
     "options",
+    "overlay",
     "put",
     "require",
     "stop_leftovers",

@@ -12,6 +12,7 @@ from pathlib import Path
 from consumers.dashboard.view import TOPICS, RunView
 from gyre_engine.config import Config, config_hash, masked_url, to_json
 from gyre_engine.events.log import RunEnded, RunStarted
+from gyre_engine.harbor import stop_leftovers
 from gyre_engine.log import Follower, LogUnavailable
 from gyre_engine.log.brokers import require_safe
 from gyre_engine.log.catching_up import catch_up
@@ -78,6 +79,7 @@ class Session:
         self.folder.secret()
         self.supervisor = Supervisor(self.folder.root, preload=PRELOADERS, on_event=self.on_event)
         self.supervisor.preload()
+        self._stop_environments()
         kafka = self._kafka()
         partitions = ensure_topics(kafka, self.run)
         self.launch = self._launch(kafka)
@@ -125,6 +127,12 @@ class Session:
         finally:
             if self.supervisor is not None:
                 self.supervisor.stop()
+                self._stop_environments()
+
+    def _stop_environments(self) -> None:
+        """Those of Harbor's that runner and scoring had no time to stop, of whichever run: none of this stack's is alive now."""
+        stop_leftovers(self.folder.root / "workspaces", "*/*")
+        stop_leftovers(self.folder.scratch, "*/scoring/*")
 
     def _runner_is_done(self) -> bool:
         assert self.supervisor is not None

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gyre_engine.harbor import HarborSettings, stop_leftovers
+from gyre_engine.harbor import stop_leftovers
 from gyre_engine.log.port import Log
 from gyre_engine.sandbox import Isolation, sandbox_available
 from gyre_engine.sandbox.bridge import open_bridge
@@ -42,7 +42,7 @@ class RunnerError(RuntimeError):
 def run(settings: RunnerSettings, log: Log) -> int:
     """Exit code 0 when the run is over or when it was asked to stop."""
     harness = harness_of(settings)
-    with sole_owner(settings.workspaces, settings.harbor):
+    with sole_owner(settings.workspaces):
         asyncio.run(_main(settings, log, harness))
     return 0
 
@@ -55,7 +55,7 @@ def harness_of(settings: RunnerSettings) -> Harness | HarborAgent:
 
 
 @contextmanager
-def sole_owner(folder: Path, harbor: HarborSettings | None = None) -> Iterator[None]:
+def sole_owner(folder: Path) -> Iterator[None]:
     """Hold the workspace folder and empty it of what a dead runner left, its environments of Harbor's first.
 
     Raises RunnerError where another one lives.
@@ -68,8 +68,7 @@ def sole_owner(folder: Path, harbor: HarborSettings | None = None) -> Iterator[N
         os.close(lock)
         raise RunnerError(f"another runner works in {folder}: stop it first, or give this one a folder of its own") from None
     try:
-        if harbor is not None:
-            stop_leftovers(harbor, folder)
+        stop_leftovers(folder)
         for entry in folder.iterdir():
             if entry.is_dir():
                 remove_tree(entry)

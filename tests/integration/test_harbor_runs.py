@@ -246,10 +246,10 @@ async def test_environments_of_a_dead_runner_are_stopped_at_the_next_start(tmp_p
     given = task(tmp_path)
     where = tmp_path / "workspaces" / "g0.0.0"
     where.mkdir(parents=True)
-    note(where, "run-g0.0.0__env", given.folder)
+    note(where, "run-g0.0.0__env", given.folder, environment(tmp_path))
     standing = open_environment(environment(tmp_path), given.folder, "run-g0.0.0__env", tmp_path / "made")
     await standing.start(force_build=False)
     await standing.exec("setsid sleep 600 >/dev/null 2>&1 &")
-    assert await asyncio.to_thread(stop_leftovers, environment(tmp_path), tmp_path / "workspaces") == 1
+    assert await asyncio.to_thread(stop_leftovers, tmp_path / "workspaces") == 1
     assert BubbleEnvironment.stopped == ["run-g0.0.0__env"] and list((tmp_path / "bubbles").iterdir()) == []
     remove_tree(where)

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import logging
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from gyre_engine.events.executions import Ending, ToolReturned
-from gyre_engine.harbor import fetch, note, trial_environment, work_folders
+from gyre_engine.harbor import fetch, note, overlay, trial_environment, work_folders
 from gyre_engine.keys import mint
 from gyre_engine.sandbox import Exit
 from gyre_engine.tasks import Task
@@ -35,7 +32,6 @@ _FETCH_S = 600.0
 """How long bringing the work to the host may take."""
 _TEARDOWN_S = 300.0
 _SAID = 300
-_DOCKERS_HOST = "host.docker.internal"
 _END = "for p in /proc/[0-9]*; do grep -qzx {mark} $p/environ 2>/dev/null && kill -9 ${{p#/proc/}}; done; true"
 _REWARDS = "ls -d /logs/verifier/reward.* 2>/dev/null; true"
 
@@ -160,7 +156,7 @@ class HarborPlace:
         trial.add_hook(event.AGENT_START, self._before_agent)
         trial.add_hook(event.AGENT_END, self._after_agent)
         self._watch_run(trial.agent)
-        note(self._folder, f"{self._trial_name}__env", self._task.folder)
+        note(self._folder, f"{self._trial_name}__env", self._task.folder, self._agent.environment)
         return trial
 
     def _watch_run(self, agent: Any) -> None:
@@ -182,7 +178,7 @@ class HarborPlace:
     def _config(self) -> Any:
         from harbor.models.trial.config import TaskConfig, TrialConfig, VerifierConfig
 
-        settings = self._settings
+        settings, where = self._settings, self._agent.environment
         base = settings.public_url if self._agent.inside else settings.proxy_url
         agent = self._agent.config(
             base_url=f"{base.rstrip('/')}/v1", key=mint(settings.secret, self._name), model=settings.model, trial=self._trial_name,
@@ -190,17 +186,9 @@ class HarborPlace:
         )  # fmt: skip
         return TrialConfig(
             task=TaskConfig(path=self._task.folder.resolve()), trial_name=self._trial_name, trials_dir=self._folder / "trial",
-            agent=agent, environment=trial_environment(self._agent.environment, self._overlays()),
+            agent=agent, environment=trial_environment(where, overlay(where, self._folder, settings.public_url)),
             verifier=VerifierConfig(disable=True),
         )  # fmt: skip
-
-    def _overlays(self) -> list[Path]:
-        """On Linux docker gives its host a name only where it is told to."""
-        if self._agent.environment.environment != "docker" or urlsplit(self._settings.public_url).hostname != _DOCKERS_HOST:
-            return []
-        path = self._folder / "host.json"
-        path.write_text(json.dumps({"services": {"main": {"extra_hosts": [f"{_DOCKERS_HOST}:host-gateway"]}}}))
-        return [path]
 
     async def _before_agent(self, _event: Any) -> None:
         """The environment stands and the agent is installed. What fails here keeps the agent from starting."""
