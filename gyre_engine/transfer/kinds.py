@@ -1,4 +1,4 @@
-"""Which transfer a run uses."""
+"""Which transfer a run uses: `tcp` anywhere, `verbs` where there are RDMA cards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from gyre_engine.transfer.port import NotPossible, Transfer
 
-KINDS = ("tcp",)
+KINDS = ("tcp", "verbs")
 
 
 def open_transfer(kind: str, host: str = "127.0.0.1", *, secret: bytes | None = None, chunk: int | None = None) -> Transfer:
@@ -16,9 +16,17 @@ def open_transfer(kind: str, host: str = "127.0.0.1", *, secret: bytes | None = 
         from gyre_engine.transfer.tcp import TcpTransfer
 
         return TcpTransfer(host, **options)
+    if kind == "verbs":
+        from gyre_engine.transfer.verbs import VerbsTransfer
+
+        return VerbsTransfer(host, **options)
     raise NotPossible(f"there is no transfer of kind {kind!r}; there are {', '.join(KINDS)}")
 
 
 def why_not(kind: str) -> str:
     """Empty where this machine can have a transfer of that kind, else what is missing and the remedy."""
-    return "" if kind in KINDS else f"there is no transfer of kind {kind!r}; there are {', '.join(KINDS)}"
+    if kind != "verbs":
+        return "" if kind in KINDS else f"there is no transfer of kind {kind!r}; there are {', '.join(KINDS)}"
+    from gyre_engine.transfer.cards import missing
+
+    return missing()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -160,6 +161,13 @@ class Progress:
     chunk: int = 0
     done: set[int] = field(default_factory=set)
     received: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def verified(self, chunk: int, nbytes: int) -> None:
+        """A chunk has arrived and is what it should be."""
+        with self._lock:
+            self.received += nbytes
+            self.done.add(chunk)
 
     def begin(self, source: Descriptor) -> list[int]:
         """The chunks of `source` that are still to be read. Memory that changes is read whole each time."""

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from gyre_engine.transfer.port import Descriptor, PeerLost, Region, chunk_digests, root_digest
+from gyre_engine.transfer.port import Descriptor, Region, TransferError, chunk_digests, root_digest
 from gyre_engine.transfer.wire import HEADER, OK, REFUSED, REQUEST, Deadline, receive
 
 STALLED_READER_SECONDS = 30.0
@@ -30,6 +31,8 @@ class Registration:
     changes: bool
     digests: tuple[bytes, ...]
     expires: float | None
+    memory: Any = None
+    """What a card calls it."""
     readers: int = 0
     open: bool = True
     idle: threading.Condition = field(default_factory=threading.Condition)
@@ -88,13 +91,13 @@ class Registry:
         self._acceptor = threading.Thread(target=self._accept, name=f"transfer-{self.port}", daemon=True)
         self._acceptor.start()
 
-    def add(self, region: Region, host: str, *, changes: bool, lease: float | None) -> Descriptor:
+    def add(self, region: Region, host: str, *, changes: bool, lease: float | None, memory: Any = None) -> Descriptor:
         """Open a region; hashes it, unless it changes."""
         key_id = secrets.token_bytes(16)
         capability = self._keys.of(key_id)
         digests = () if changes else tuple(chunk_digests(region.view(), self._chunk))
         expires = None if lease is None else time.monotonic() + lease
-        self._registrations[key_id] = Registration(region, capability, self._chunk, changes, digests, expires)
+        self._registrations[key_id] = Registration(region, capability, self._chunk, changes, digests, expires, memory)
         return Descriptor(
             host=host, port=self.port, key_id=key_id, capability=b"" if self._keys.shared else capability,
             nbytes=region.nbytes, chunk=self._chunk, digest=b"" if changes else root_digest(digests),
@@ -142,7 +145,7 @@ class Registry:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.sendall(OK + HEADER.pack(registration.region.nbytes, registration.chunk, registration.changes))
                 self._serve(connection, registration)
-            except (OSError, PeerLost):
+            except (OSError, TransferError):
                 return
             finally:
                 self._inside.discard(connection)

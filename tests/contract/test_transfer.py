@@ -54,8 +54,9 @@ def test_a_reader_sees_what_was_registered(transfer_of, nbytes):
     assert np.array_equal(source, target)
 
 
-def test_many_runs_of_chunks_arrive_each_in_its_place(transfer_of):
-    writer, reader = transfer_of(chunk=1 << 20), transfer_of()
+@pytest.mark.parametrize("chunk", [1 << 20, 3_000_000])
+def test_many_runs_of_chunks_arrive_each_in_its_place(transfer_of, chunk):
+    writer, reader = transfer_of(chunk=chunk), transfer_of()
     source, target = noise(45_000_001), np.zeros(45_000_001, dtype=np.uint8)
     reader.read(writer.register(Region.of_array(source)), Region.of_array(target), timeout=60)
     assert np.array_equal(source, target)
@@ -127,6 +128,17 @@ def test_an_ended_registration_or_lease_reads_nothing(transfer_of):
     for descriptor in (ended, leased):
         with pytest.raises(WrongKey):
             reader.read(descriptor, Region.of_array(np.zeros_like(source)), timeout=20)
+
+
+def test_a_lease_that_ends_during_a_read_cuts_it_off(transfer_of):
+    """Nobody reads memory that its owner may use again."""
+    writer, reader = transfer_of(), transfer_of()
+    source = noise(NBYTES)
+    descriptor = writer.register(Region.of_array(source), lease=1.0)
+    ends = time.monotonic() + 1.0
+    progress = Progress(descriptor.digest, descriptor.chunk, Doing(lambda: time.sleep(max(0.0, ends - time.monotonic()))))
+    with pytest.raises((WrongKey, PeerLost)):
+        reader.read(descriptor, Region.of_array(np.zeros_like(source)), timeout=60, progress=progress)
 
 
 def test_a_target_of_another_size_is_refused(transfer_of):

@@ -1,0 +1,199 @@
+"""Transfer over RDMA cards: reliable queue pairs and RDMA READ, so that the owner's processor does nothing for a read.
+
+After the request that `wire` describes
+owner     status(1), the address of its queue pair and its memory (`cards.Address`), the SHA-256(32) of each chunk
+reader    the address of its queue pair
+owner     status(1) once its pair is connected; it holds the pair until the reader hangs up, the lease ends or it closes
+SHA-256 is the one of registration, or of this moment for memory that changes.
+
+promises  no queue pair is made before the capability was checked; a dead peer raises within the timeout; a chunk that is not what was
+          registered raises, one that was verified is not read again; after `unregister` returned, the memory is not read any more
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from gyre_engine.transfer.cards import OUTSTANDING, Address, Card, Pair, constants
+from gyre_engine.transfer.port import DIGEST_BYTES, Descriptor, PeerLost, Progress, Region, chunk_digests
+from gyre_engine.transfer.registry import STALLED_READER_SECONDS, Keys, Registration, Registry
+from gyre_engine.transfer.tcp import STREAMS, checked_digests, verify
+from gyre_engine.transfer.wire import CHUNK_BYTES, OK, REFUSED, VERBS, Deadline, expect, knock, receive, send
+
+MESSAGE_BYTES = 1 << 20
+"""Longest single read; Soft-RoCE takes 8 MiB at most."""
+LOOK_SECONDS = 0.0002
+"""Between looks at an empty completion queue: OUTSTANDING messages keep any card busy for longer."""
+PEER_SECONDS = 0.05
+"""Between looks at whether the peer still holds its end."""
+
+
+class VerbsTransfer:
+    """A Transfer (see the port) whose owner listens on `host` for the exchange of addresses; arguments as TcpTransfer's.
+
+    device: name of the card; None takes the first with an active port. Raises NotPossible where there is none.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        advertise: str | None = None,
+        secret: bytes | None = None,
+        chunk: int = CHUNK_BYTES,
+        device: str | None = None,
+    ) -> None:
+        self._card = Card(device)
+        self._keys = Keys(secret)
+        self._registry = Registry(VERBS, self._keys, chunk, (host, port), self._serve)
+        self.host, self.port = advertise or host, self._registry.port
+        self._closed = False
+
+    def register(self, region: Region, *, changes: bool = False, lease: float | None = None) -> Descriptor:
+        """See the port. The card reads where the bytes lie. Raises NotPossible where it cannot."""
+        memory = self._card.memory(region, remote=True)
+        return self._registry.add(region, self.host, changes=changes, lease=lease, memory=memory)
+
+    def unregister(self, descriptor: Descriptor, *, timeout: float) -> None:
+        """See the port. An unknown registration has ended already."""
+        registration = self._registry.remove(descriptor, timeout)
+        if registration and registration.memory:
+            registration.memory.close()
+
+    def read(self, source: Descriptor, into: Region, *, timeout: float, progress: Progress | None = None) -> None:
+        """See the port."""
+        if into.nbytes != source.nbytes:
+            raise ValueError(f"the source has {source.nbytes} bytes, the target {into.nbytes}; they must be equal")
+        deadline = Deadline.after(timeout, f"peer {source.host}:{source.port}")
+        progress = progress or Progress()
+        with knock(source, VERBS, self._keys.opens(source), deadline) as connection, self._paired() as pair:
+            expect(connection, source, deadline)
+            peer = Address.from_bytes(receive(connection, Address.SIZE, deadline))
+            told = receive(connection, source.chunks * DIGEST_BYTES, deadline)
+            digests = checked_digests(told, source, deadline)
+            send(connection, pair.address().to_bytes(), deadline)
+            pair.connect(peer)
+            expect(connection, source, deadline)
+            reading = _Reading(source, into, digests, progress, deadline)
+            reading.over(pair, peer, self._card, connection)
+
+    def close(self) -> None:
+        """See the port."""
+        if self._closed:
+            return
+        self._closed = True
+        for registration in self._registry.close():
+            if registration.memory:
+                registration.memory.close()
+        self._card.close()
+
+    @contextmanager
+    def _paired(self) -> Iterator[Pair]:
+        pair = Pair(self._card)
+        try:
+            yield pair
+        finally:
+            pair.close()
+
+    def _serve(self, connection: socket.socket, registration: Registration) -> None:
+        """Give a reader its queue pair, and hold it until the reader hangs up or the lease is over."""
+        with registration.inside() as alive:
+            if not alive:
+                connection.sendall(REFUSED)
+                return
+            digests = registration.digests or chunk_digests(registration.region.view(), registration.chunk)
+            deadline = Deadline.after(STALLED_READER_SECONDS, "the reader")
+            with self._paired() as pair:
+                send(
+                    connection,
+                    OK + pair.address(registration.memory, registration.region.address).to_bytes() + b"".join(digests),
+                    deadline,
+                )
+                pair.connect(Address.from_bytes(receive(connection, Address.SIZE, deadline)))
+                send(connection, OK, deadline)
+                connection.settimeout(registration.left())
+                connection.recv(1)
+
+
+class _Reading:
+    """One read: the card fetches messages, threads verify the chunks that are complete."""
+
+    def __init__(self, source: Descriptor, into: Region, digests: list[bytes], progress: Progress, deadline: Deadline) -> None:
+        self._source, self._into, self._view = source, into, into.view()
+        self._digests, self._progress, self._deadline = digests, progress, deadline
+        self._left = deque(self._messages(progress.begin(source)))
+        self._flying: deque[tuple[int, bool]] = deque()
+        self._hashing: deque[Future[None]] = deque()
+
+    def over(self, pair: Pair, peer: Address, card: Card, connection: socket.socket) -> None:
+        """Read; on return neither the card nor a thread touches the target. Raises PeerLost or IntegrityError."""
+        memory = card.memory(self._into, remote=False)
+        try:
+            with ThreadPoolExecutor(STREAMS, "verify") as threads:
+                while self._left or self._flying:
+                    self._post(pair, memory, peer)
+                    self._complete(pair, threads, connection)
+                self._settle(0)
+        finally:
+            pair.close()
+            if memory:
+                memory.close()
+
+    def _messages(self, chunks: list[int]) -> Iterator[tuple[int, int, int, bool]]:
+        """(chunk, offset, nbytes, whether it is the chunk's last)"""
+        for index in chunks:
+            start, end = index * self._source.chunk, min((index + 1) * self._source.chunk, self._source.nbytes)
+            for offset in range(start, end, MESSAGE_BYTES):
+                yield index, offset, min(MESSAGE_BYTES, end - offset), offset + MESSAGE_BYTES >= end
+
+    def _post(self, pair: Pair, memory: Any, peer: Address) -> None:
+        while self._left and len(self._flying) < OUTSTANDING:
+            index, offset, nbytes, last = self._left.popleft()
+            pair.post_read(index, memory, self._into.address + offset, peer, offset, nbytes)
+            self._flying.append((index, last))
+
+    def _complete(self, pair: Pair, threads: ThreadPoolExecutor, connection: socket.socket) -> None:
+        """Take what the card has done, in the order in which it was asked for; wait where there is nothing."""
+        look = 0.0
+        while not (count_and_done := pair.completions.poll(OUTSTANDING))[0]:
+            if time.monotonic() > look:
+                self._deadline.left()
+                self._look_at(connection)
+                look = time.monotonic() + PEER_SECONDS
+            time.sleep(LOOK_SECONDS)
+        for done in count_and_done[1]:
+            index, last = self._flying.popleft()
+            if done.status != constants().IBV_WC_SUCCESS:
+                raise PeerLost(f"{self._deadline.peer} was lost: reading chunk {index} ended with verbs status {done.status}")
+            if last:
+                self._hashing.append(threads.submit(self._verify, index))
+        self._settle(OUTSTANDING)
+
+    def _look_at(self, connection: socket.socket) -> None:
+        """Raises PeerLost where the owner has hung up."""
+        connection.setblocking(False)
+        try:
+            if not connection.recv(1, socket.MSG_PEEK):
+                raise PeerLost(f"{self._deadline.peer} closed with {len(self._left) + len(self._flying)} messages unread")
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise PeerLost(f"{self._deadline.peer} was lost: {error}") from error
+
+    def _verify(self, index: int) -> None:
+        start = index * self._source.chunk
+        part = self._view[start : start + self._source.chunk]
+        verify(part, self._digests[index], start, self._deadline)
+        self._progress.verified(index, len(part))
+
+    def _settle(self, most: int) -> None:
+        """Wait until at most `most` chunks are unverified, and for those that are done already. Raises IntegrityError."""
+        while self._hashing and (len(self._hashing) > most or self._hashing[0].done()):
+            self._hashing.popleft().result()
