@@ -27,15 +27,20 @@ _MARK = "BUBBLE_SESSION"
 
 
 class BubbleEnvironment(BaseEnvironment):
-    """`folder`: where the sessions lie. `broken`: it does not come up. `survivors`: agents' processes seen when one was stopped."""
+    """`folder`: where the sessions lie. `broken`: it does not come up; `endless`: nor fails to.
+
+    `survivors`: processes of agents, seen when one was stopped.
+    """
 
     survivors: ClassVar[list[str]] = []
     stopped: ClassVar[list[str]] = []
     users: ClassVar[set[str | int | None]] = set()
 
-    def __init__(self, *given: Any, folder: str = "/tmp/bubbles", broken: bool = False, **more: Any) -> None:
+    def __init__(
+        self, *given: Any, folder: str = "/tmp/bubbles", broken: bool = False, endless: bool = False, **more: Any
+    ) -> None:
         super().__init__(*given, **more)
-        self._root, self._broken = Path(folder) / self.session_id, broken
+        self._root, self._broken, self._endless = Path(folder) / self.session_id, broken, endless
         self._image = read_dockerfile((self.environment_dir / "Dockerfile").read_text())
 
     @staticmethod
@@ -50,6 +55,8 @@ class BubbleEnvironment(BaseEnvironment):
             raise RuntimeError("no room for another bubble")
         for name in _FOLDERS:
             (self._root / name).mkdir(parents=True)
+        if self._endless:
+            await asyncio.Event().wait()
         self._host(self._image.workdir).mkdir(parents=True, exist_ok=True)
         await self.ensure_dirs(self._mount_targets(writable_only=True))
         for copy in self._image.copies:

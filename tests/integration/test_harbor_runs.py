@@ -33,7 +33,7 @@ from tests.integration.harness_bench import bench, scripted, tool_call
 from tests.integration.runner_fakes import SECRET, FakeProxy
 from tests.integration.runner_runs import events, in_order, never, run_once
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 
 
 @pytest.fixture
@@ -149,6 +149,17 @@ async def test_a_cancelled_execution_leaves_nothing(proxy: Any, tmp_path: Path) 
     run.cancelled.set()
     end = await ending
     assert isinstance(end, Discarded) and end.reason is DiscardReason.CANCELLED
+
+
+async def test_an_execution_that_is_cancelled_while_its_environment_is_made_leaves_nothing(proxy: Any, tmp_path: Path) -> None:
+    run = Run(settings_for(tmp_path, proxy.url, harbor=environment(tmp_path, endless=True)), task(tmp_path))
+    ending = asyncio.create_task(run.end())
+    async with asyncio.timeout(60):
+        while not list(tmp_path.glob("bubbles/*/tmp")):
+            await asyncio.sleep(0.05)
+    run.cancelled.set()
+    end = await ending
+    assert isinstance(end, Discarded) and end.reason is DiscardReason.CANCELLED and run.events == []
 
 
 @pytest.mark.parametrize(
