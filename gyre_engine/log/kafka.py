@@ -154,6 +154,8 @@ class KafkaLog:
 
     def _resolve(self, future: Future[Place], topic: str, error: KafkaError | None, message: Message) -> None:
         offset = message.offset()
+        if not future.set_running_or_notify_cancel():
+            return  # whoever asked has gone
         if error is not None:
             future.set_exception(self._failure(topic, error))
         elif offset is None or offset < 0:

@@ -79,7 +79,7 @@ class HttpClient:
             async with session.request(method, self._url + path, data=data, headers=_HEADERS, timeout=timeout) as response:
                 yield Answer(response)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise HttpLost(repr(error)) from error
+            raise HttpLost(f"{type(error).__name__}: {error}") from error
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -105,6 +105,14 @@ def test_type_version_and_time_stand_on_the_record(kafka_log: KafkaLog) -> None:
     client.close()
 
 
+def test_whoever_gives_up_an_append_breaks_nobody_else_s(kafka_log: KafkaLog) -> None:
+    """Its acknowledgement comes all the same: the thread that hears it goes on."""
+    given_up = [kafka_log.append(SchedulerElected(epoch=n, holder="s")) for n in range(50)]
+    assert any(append.cancel() for append in given_up)
+    [place] = kafka_log.append_all([SchedulerElected(epoch=50, holder="s")], timeout=20)
+    assert place.offset == 50 and numbers(list(kafka_log.read("commands"))) == list(range(51))
+
+
 def test_large_events_pass_and_too_large_ones_are_named(kafka_log: KafkaLog) -> None:
     import numpy as np
 
