@@ -40,7 +40,8 @@ class Falling(ScriptedEngine):
 def settings(tmp_path: Path, limit: float = 30.0, url: str = "http://engine:1") -> AgentSettings:
     return AgentSettings(
         cell="c1", position=1, incarnation="i", engine="native", engine_url=url, capacity=4, model_path=str(tmp_path),
-        scratch=str(tmp_path / "scratch"), plan=ClassPlan(batch=1, mu=1, phi=0, steps=9), limits=LifeLimits(starting=limit), health_s=0.0,
+        scratch=str(tmp_path / "scratch"), plan=ClassPlan(batch=1, mu=1, phi=0, steps=9),
+        limits=LifeLimits(starting=limit), health_s=0.0,
         poll_s=0.01,
     )  # fmt: skip
 
