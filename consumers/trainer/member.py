@@ -22,6 +22,7 @@ from gyre_engine.training.ledger import Member, OpenStep
 from gyre_engine.training.merge import buffer_hash
 from gyre_engine.training.replica import StepMetrics, TrainingReplica
 from gyre_engine.transfer import Descriptor, IntegrityError, PeerLost, Region, Transfer, WrongKey
+from gyre_engine.transfer.pull import Pull
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class StepMember:
     def __init__(self, settings: TrainerSettings, pen: Pen, board: Board, replica: TrainingReplica, transfer: Transfer) -> None:
         self._settings, self._pen, self._board = settings, pen, board
         self._replica, self._transfer = replica, transfer
+        self._pull = Pull(transfer)
         self._held_version = -1
         self.seat: Seat | None = None
         self._sealed_bytes: NDArray[np.float32] | None = None
@@ -107,11 +109,11 @@ class StepMember:
         if published is None or published.weights_hash != weights_hash:
             return False
         try:
-            image = pull(self._transfer, published.descriptor, published.nbytes, self._settings.lease_s)
+            image = self._pull.read(weights_hash, published.nbytes, published.descriptor, self._settings.lease_s)
         except (PeerLost, WrongKey, IntegrityError) as error:
             logger.warning("%s: version %d cannot be read yet: %s", self._settings.cell, version, error)
             return False
-        self._replica.load(image, version)
+        self._replica.load(image.tobytes(), version)
         self._held_version = version
         return True
 
@@ -163,13 +165,6 @@ class StepMember:
         if self._descriptor is not None:
             self._transfer.unregister(self._descriptor, timeout=self._settings.lease_s)
             self._descriptor = self._sealed_bytes = None
-
-
-def pull(transfer: Transfer, descriptor: bytes, nbytes: int, timeout: float) -> bytes:
-    """The bytes that a descriptor in an event points at. Raises the transfer's errors."""
-    target = np.empty(nbytes, dtype=np.uint8)
-    transfer.read(Descriptor.from_bytes(descriptor), Region.of_array(target), timeout=timeout)
-    return target.tobytes()
 
 
 def flat_metrics(metrics: StepMetrics) -> dict[str, float]:

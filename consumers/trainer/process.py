@@ -25,7 +25,7 @@ from gyre_engine.log import Log
 from gyre_engine.log.consumer import Consumer, Reading, Report, serve
 from gyre_engine.log.election import win
 from gyre_engine.training.replica import ReplicaOptions
-from gyre_engine.transfer.tcp import TcpTransfer
+from gyre_engine.transfer.kinds import open_transfer
 
 if TYPE_CHECKING:
     from gyre_engine.training.megatron import MegatronReplica
@@ -56,7 +56,7 @@ class Trainer(Consumer):
         self._replica: MegatronReplica = MegatronReplica(shape, options)
         self._board = Board(settings.cell)
         self._pen = Pen(log, self._board, settings.lease_s)
-        self._transfer = TcpTransfer(settings.transfer_host, secret=settings.secret or None)
+        self._transfer = open_transfer(settings.transfer, settings.transfer_host, secret=settings.secret or None)
         self._member = StepMember(settings, self._pen, self._board, self._replica, self._transfer)
         self._core: Core | None = None
         self._busy = False

@@ -30,6 +30,8 @@ class TrainerSettings:
     """0: all."""
     secret: bytes = field(default=b"", repr=False)
     """The stack's: opens registered memory, so that no capability stands in an event."""
+    transfer: str = "tcp"
+    """Kind (gyre_engine.transfer.kinds)."""
     transfer_host: str = "127.0.0.1"
     loss: LossConfig = field(default_factory=LossConfig)
     aggregate: str = "two-level"

@@ -13,6 +13,7 @@ from gyre_engine.config.problems import Keys, Problem, keys_of
 from gyre_engine.config.schema import Config, NamedModelConfig
 from gyre_engine.events.calls import Role
 from gyre_engine.scheduling.policies import POLICIES
+from gyre_engine.transfer.kinds import KINDS
 
 SPLITS = ("train", "val", "test")
 ROLES = tuple(role.value for role in Role)
@@ -30,10 +31,11 @@ _AT_LEAST_ONE = (
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "run.checkpoint_every", "run.checkpoint_keep", "batch.phi", "sampling.top_k", "kafka.replication", "runner.harness_timeout_s",
-    "eval.every", "eval.tasks", "optimizer.warmup_steps", "cells.standalone",
+    "eval.every", "eval.tasks", "optimizer.warmup_steps", "cells.standalone", "publish.fanout",
 )  # fmt: skip
 _ONE_OF = {
     "cells.engine": ("native", "sglang", "scripted"),
+    "transfer.kind": KINDS,
     "runner.sandbox": ("bubblewrap", "none"),
     "runner.task_filter": ("none", "pass-rate"),
     "harness.name": (*HARNESSES, "harbor:AGENT"),
@@ -53,7 +55,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "sampling.temperature": (0.0, 100.0, False), "sampling.top_p": (0.0, 1.0, False), "group.reward_range": (0.0, 1e9, False),
     "group.deviation_floor": (0.0, 1.0, False), "cells.lease_s": (1.0, 1e6, True), "runner.overall_timeout_s": (0.0, 1e9, False),
     "schedule.slack": (0.0, 1.0, True), "proxy.port": (0, 65535, True), "proxy.wait_limit_s": (0.0, 1e9, False),
-    "kafka.delivery_timeout_s": (0.0, 1e6, False),
+    "kafka.delivery_timeout_s": (0.0, 1e6, False), "publish.patience_s": (0.0, 1e6, True),
     **dict.fromkeys(_AT_LEAST_ONE, (1, NO_LIMIT, True)),
     **dict.fromkeys(_AT_LEAST_ZERO, (0, NO_LIMIT, True)),
 }  # fmt: skip

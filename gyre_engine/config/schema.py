@@ -82,6 +82,23 @@ class CellsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransferConfig:
+    """How weights, gradients and KV go from process to process."""
+
+    kind: str = opt("tcp", "tcp (sockets), or verbs (RDMA cards, through pyverbs).")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishConfig:
+    """How a new version reaches the engines."""
+
+    fanout: int = opt(
+        0, "Cells that read a new version from the core, and from each cell that has it; 0: all of them from the core."
+    )
+    patience_s: float = opt(10.0, "How long a cell waits for the one that it should read from, before it reads from the core.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaConfig:
     """The log."""
 
@@ -279,6 +296,8 @@ class Config:
     models: tuple[NamedModelConfig, ...] = opt((), "Models by name.")
     sampling: SamplingConfig = opt(SamplingConfig, "")
     cells: CellsConfig = opt(CellsConfig, "")
+    transfer: TransferConfig = opt(TransferConfig, "")
+    publish: PublishConfig = opt(PublishConfig, "")
     kafka: KafkaConfig = opt(KafkaConfig, "")
     clickhouse: ClickHouseConfig = opt(ClickHouseConfig, "")
     proxy: ProxyConfig = opt(ProxyConfig, "")

@@ -185,6 +185,19 @@ class WeightsLoaded(Event):
     took_us: int = 0
 
 
+@event("weights-held", topic="cells", key="cell")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsHeld(Event):
+    """The cell's agent has this version whole and passes it on (gyre_engine.scheduling.broadcast)."""
+
+    cell: str
+    incarnation: str
+    version: int
+    weights_hash: str
+    descriptor: bytes
+    """Where others read it (gyre_engine.transfer), msgpack."""
+
+
 @event("probe-gap", topic="cells", key="cell")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeGap(Event):

@@ -15,6 +15,7 @@ from gyre_engine.harbor import HarborError, check_environment
 from gyre_engine.sampling.script_file import ScriptUnreadable, read_script
 from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
 from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task, task_folders
+from gyre_engine.transfer.kinds import why_not
 from infra.sglang.launch import PYTHON as SGLANG
 from infra.stack import wiring
 from producers.runner.harbor import find_agent
@@ -32,6 +33,7 @@ def check_before_start(config: Config) -> None:
         _splits,
         _tasks,
         _engine,
+        _transfer,
         _harness,
         _scorer,
         _sandbox,
@@ -133,6 +135,12 @@ def _engine(config: Config) -> Iterator[Problem]:
             read_script(config.cells.script, Tokenizer.from_file(str(tokenizer)))
         except ScriptUnreadable as error:
             yield Problem(f"cells.script: {error}", (("cells", "script"),))
+
+
+def _transfer(config: Config) -> Iterator[Problem]:
+    """Every process of the run opens one."""
+    if wrong := why_not(config.transfer.kind):
+        yield Problem(f'transfer.kind is "{config.transfer.kind}", which cannot work here: {wrong}', (("transfer", "kind"),))
 
 
 def _harness(config: Config) -> Iterator[Problem]:

@@ -77,7 +77,7 @@ def engine(folder: str, position: int) -> None:
         )  # fmt: skip
     run_engine_server(
         config.model.path, "0", host=url.hostname or "127.0.0.1", port=url.port or 0, kv_capacity=config.cells.kv_tokens,
-        max_batch=config.cells.capacity, max_context=config.model.context, paused=True,
+        max_batch=config.cells.capacity, max_context=config.model.context, paused=True, transfer=config.transfer.kind,
     )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def trainer(launch: Launch, folder: StackFolder, position: int, holder: str) -> 
         checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
         checkpoint_every=config.run.checkpoint_every, checkpoint_keep=config.run.checkpoint_keep, loss=loss(config),
         aggregate=config.loss.aggregate, hyper=hyper(config), config_hash=launch.config_hash, secret=folder.secret(),
-        evaluation=evaluation(config),
+        evaluation=evaluation(config), transfer=config.transfer.kind,
     )  # fmt: skip
 
 
@@ -105,7 +105,8 @@ def agent(launch: Launch, folder: StackFolder, position: int, incarnation: str) 
         cell=name, position=position, incarnation=incarnation, engine=config.cells.engine,
         engine_url=engine_url(launch, position), capacity=config.cells.capacity, model_path=config.model.path,
         scratch=str(folder.scratch / launch.run / name), plan=class_plan(config),
-        secret=folder.secret(),
+        secret=folder.secret(), transfer=config.transfer.kind, fanout=config.publish.fanout,
+        patience_s=config.publish.patience_s, order=tuple(map(cell_name, positions(config))),
     )  # fmt: skip
 
 

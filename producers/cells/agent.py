@@ -1,6 +1,6 @@
 """The cell agent: leads a cell through its life (gyre_engine.scheduling.life) as the log commands, and says what the cell does.
 
-reads     commands, training (the ledger, publications), cells (KV that others export)
+reads     commands, training (the ledger, publications), cells (KV that others export, weights that they hold)
 writes    cells
 promises  a cell does in each state what `_ACTIONS` names and nothing else, so that only transitions of the table can happen; an engine
           serves only with the weights that it should sample with; a change of role is logged when it has happened; neither engine nor
@@ -33,6 +33,7 @@ from gyre_engine.log.catching_up import catch_up
 from gyre_engine.sampling.kv import KvMover
 from gyre_engine.sampling.port import EngineError, EngineStats, InferenceEngine
 from gyre_engine.sampling.rids import execution_of
+from gyre_engine.scheduling.broadcast import Tree
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.life import LifeLimits, after, role_of
 from gyre_engine.transfer import Transfer
@@ -49,7 +50,12 @@ TOPICS = ("commands", "training", "cells")
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """`model_path`: the initial model's folder; `scratch`: where pulled weights are put for the engine."""
+    """`model_path`: the initial model's folder; `scratch`: where pulled weights are put for the engine.
+
+    transfer:        its kind (gyre_engine.transfer.kinds)
+    order:           all cells in the fixed order: the tree in which weights are passed on (gyre_engine.scheduling.broadcast)
+    fanout, patience_s: of that tree; see `publish` in the config
+    """
 
     cell: str
     position: int
@@ -62,6 +68,10 @@ class AgentSettings:
     plan: ClassPlan
     secret: bytes = field(default=b"", repr=False)
     limits: LifeLimits = field(default_factory=LifeLimits)
+    transfer: str = "tcp"
+    order: tuple[str, ...] = ()
+    fanout: int = 0
+    patience_s: float = 10.0
     health_s: float = 5.0
     poll_s: float = 0.5
 
@@ -81,7 +91,9 @@ class CellAgent:
     ) -> None:
         self._settings, self._log, self._engine = settings, log, engine
         speaker = Speaker(settings.cell, settings.incarnation, self._say)
-        self._weights = Weights(engine, Snapshots(Path(settings.model_path), Path(settings.scratch), transfer), speaker)
+        snapshots = Snapshots(Path(settings.model_path), Path(settings.scratch), transfer)
+        tree = Tree(settings.order, settings.fanout)
+        self._weights = Weights(engine, snapshots, speaker, tree, settings.patience_s)
         self._exports = Exports(kv, speaker, 2 * settings.limits.exporting) if kv else None
         self._imports = Imports(kv, speaker) if kv else None
         self._orders = Orders(settings.cell, settings.plan)
@@ -203,7 +215,7 @@ class CellAgent:
     async def _sampling(self) -> LifeTrigger | None:
         if self._orders.role is CellRole.TRAINING:
             return T.TOLD_TO_TRAIN
-        await self._weights.take(self._orders.weights)
+        await self._weights.take(self._orders)
         return None
 
     async def _draining(self) -> LifeTrigger:
@@ -252,7 +264,7 @@ class CellAgent:
     async def _refreshing(self) -> LifeTrigger | None:
         if self._orders.role is CellRole.TRAINING:
             return T.TOLD_TO_TRAIN
-        if await self._weights.take(self._orders.weights):
+        if await self._weights.take(self._orders):
             await self._engine.resume()
             return T.REFRESHED
         if not self._announced:

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from gyre_engine.sampling.port import Chunk, Completion, GenerateRequest, InferenceEngine
 from gyre_engine.sampling.script_file import read_script
 from gyre_engine.sampling.scripted import ScriptedEngine
-from gyre_engine.transfer.tcp import TcpTransfer
+from gyre_engine.transfer.kinds import open_transfer
 from producers.cells.engine_kv import KvDesk
 from producers.cells.engine_wire import (
     Json,
@@ -90,16 +90,18 @@ def run_engine_server(
     max_context: int | None = None,
     paused: bool = False,
     kv_secret: bytes | None = None,
+    transfer: str = "tcp",
 ) -> None:
     """Serve the native engine until SIGTERM: the whole life of a forked process.
 
     paused:     it takes requests only after a resume, so that nobody samples with weights that it should not have
-    kv_secret:  opens /kv_export, /kv_import and /kv_release, whose bytes go over a TCP transfer that shares this secret with its peers
+    kv_secret:  opens /kv_export, /kv_import and /kv_release, whose bytes go over a transfer of kind
+                `transfer` that shares this secret with its peers
     """
     from gyre_engine.sampling.native import NativeEngine  # only this process pays for torch
 
     engine = NativeEngine(folder, version, kv_capacity=kv_capacity, max_batch=max_batch, max_context=max_context)
-    kv = KvDesk(engine, TcpTransfer(host, secret=kv_secret)) if kv_secret else None
+    kv = KvDesk(engine, open_transfer(transfer, host, secret=kv_secret)) if kv_secret else None
     serve(engine, host, port, paused=paused, kv=kv)
 
 

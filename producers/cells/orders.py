@@ -9,7 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gyre_engine.events import Event
-from gyre_engine.events.cells import CellRole, KvExported, KvImported, MoveExecutions, SchedulerElected, SwitchRole
+from gyre_engine.events.cells import (
+    CellHealth,
+    CellRole,
+    CellStarted,
+    KvExported,
+    KvImported,
+    LifeChanged,
+    MoveExecutions,
+    RoleChanged,
+    SchedulerElected,
+    SwitchRole,
+    WeightsHeld,
+    WeightsLoaded,
+)
 from gyre_engine.events.training import Published
 from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.scheduling.classes import ClassPlan
@@ -25,6 +38,7 @@ class Orders:
 
     moves:    what became of the requests that its last drain interrupted, once the scheduler has said so
     imported: rids of its exports that their destinations are done with, of that drain
+    held:     what each cell last said that it passes on of the weights
     offers:   exports that other cells keep for this one and that it has not answered, by (source, rid)
     """
 
@@ -33,6 +47,7 @@ class Orders:
     fleet: Fleet = field(default_factory=Fleet)
     ledger: Ledger = field(default_factory=Ledger)
     weights: Published | None = None
+    held: Mapping[str, WeightsHeld] = field(default_factory=dict)
     moves: MoveExecutions | None = None
     imported: frozenset[str] = frozenset()
     offers: Mapping[tuple[str, str], KvExported] = field(default_factory=dict)
@@ -61,8 +76,10 @@ class Orders:
 def obey(orders: Orders, event: Event) -> Orders:
     """The orders after `event`."""
     match event:
-        case SchedulerElected() | SwitchRole():
+        case SchedulerElected() | SwitchRole() | CellStarted() | RoleChanged() | LifeChanged() | CellHealth() | WeightsLoaded():
             return replace(orders, fleet=observe(orders.fleet, event))
+        case WeightsHeld():
+            return replace(orders, held={**orders.held, event.cell: event})
         case MoveExecutions() if event.source == orders.cell and event.epoch >= orders.fleet.epoch:
             return replace(orders, moves=event, imported=frozenset())
         case KvExported() if event.destination == orders.cell:

@@ -7,7 +7,7 @@ import signal
 
 from gyre_engine.log import Log
 from gyre_engine.sampling.sglang import SGLangEngine
-from gyre_engine.transfer.tcp import TcpTransfer
+from gyre_engine.transfer.kinds import open_transfer
 from producers.cells.agent import AgentSettings, CellAgent
 
 
@@ -21,7 +21,7 @@ async def _run(settings: AgentSettings, log: Log) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    transfer = TcpTransfer(secret=settings.secret or None)
+    transfer = open_transfer(settings.transfer, secret=settings.secret or None)
     try:
         engine = SGLangEngine(settings.engine_url)
         await CellAgent(settings, log, engine, transfer, engine).run(ending)

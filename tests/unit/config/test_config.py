@@ -69,6 +69,8 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ),
         ('[schedule]\npolicy = "async"\ntraining_cells = 3\n', "line 3: .* no cell samples; lower it, or set cells.standalone"),
         ("[schedule]\ntraining_cells = 0\n", "schedule.training_cells must be at least 1, got 0"),
+        ('[transfer]\nkind = "verb"\n', 'line 2: transfer.kind must be one of tcp, verbs; got .verb.. Did you mean "verbs"'),
+        ("[publish]\nfanout = -1\n", "line 2: publish.fanout must be at least 0, got -1"),
         ("[cells]\nstandalone = -1\n", "cells.standalone must be at least 0, got -1"),
         ("[model]\ncontext = 10\n", "leaves no room for a prompt in model.context"),
     ],

@@ -1,6 +1,7 @@
 """Everything that would keep a run from starting is told before it starts, and at once."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,16 @@ def test_an_engine_that_is_not_installed_is_told(experiment: Path, tmp_path: Pat
     [line] = problems(experiment)
     assert "line 8: cells.engine" in line
     assert "make install-sglang" in line
+
+
+def test_a_transfer_that_this_machine_cannot_have_is_told_with_what_it_lacks(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyverbs is made to be missing, where it is not."""
+    monkeypatch.setitem(sys.modules, "pyverbs", None)
+    experiment.write_text(experiment.read_text() + '[transfer]\nkind = "verbs"\n')
+    (told,) = problems(experiment)
+    assert told.startswith(
+        f'config error in {experiment}, line 8: transfer.kind is "verbs", which cannot work here: verbs needs pyverbs'
+    )
+    assert "python3-pyverbs" in told

@@ -52,3 +52,12 @@ def test_the_standalone_pool_has_engines_and_agents_but_no_trainers(tmp_path: Pa
     assert [(a.cell, a.position, a.engine_url) for a in agents] == [
         ("cell-0", 0, urls[0]), ("standalone-0", -1, urls[1]), ("standalone-1", -2, urls[2]),
     ]  # fmt: skip
+
+
+def test_trainers_and_agents_are_told_the_transfer_and_agents_the_tree(tmp_path: Path) -> None:
+    given = ("transfer.kind=verbs", "publish.fanout=2", "publish.patience_s=3", "cells.count=2", "cells.standalone=1")
+    launch = replace(launched(*given), engine_urls=("http://127.0.0.1:7",) * 3)
+    agent = wiring.agent(launch, StackFolder(tmp_path), -1, "i")
+    assert (agent.transfer, agent.fanout, agent.patience_s) == ("verbs", 2, 3.0)
+    assert agent.order == ("cell-0", "cell-1", "standalone-0")
+    assert wiring.trainer(launch, StackFolder(tmp_path), 1, "me").transfer == "verbs"

@@ -12,6 +12,7 @@ LIGHT = (
     "gyre_engine.training.checkpoint",
     "gyre_engine.transfer",
     "gyre_engine.transfer.tcp",
+    "gyre_engine.transfer.verbs",
 )
 
 
