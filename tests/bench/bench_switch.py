@@ -21,6 +21,7 @@ import json
 import multiprocessing
 import os
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -160,6 +161,7 @@ class Commander:
     kv_tokens: int = 0
     version: int = 0
     number: int = 0
+    stopped: bool = False
 
     def __post_init__(self) -> None:
         self.follower = self.log.follow(["cells", "commands"])
@@ -199,6 +201,8 @@ class Commander:
                 raise TimeoutError(f"{cell} did not become {to} within {LIMIT_S:.0f} s")
 
     def _read(self) -> None:
+        if self.stopped:
+            raise InterruptedError("the bench was ended")
         for record in self.follower.poll(0.2):
             event = record.event
             self.fleet = observe(self.fleet, event)
@@ -265,7 +269,10 @@ async def measure(log: KafkaLog, transfer: TcpTransfer, port: int, urls: list[st
     while executions.calls < EXECUTIONS:
         await asyncio.sleep(0.05)
     began = time.monotonic()
-    await asyncio.to_thread(commander.circle, SWITCHES, executions)
+    try:
+        await asyncio.to_thread(commander.circle, SWITCHES, executions)
+    finally:
+        commander.stopped = True
     print(f"{SWITCHES} switches in {time.monotonic() - began:.0f} s, {executions.calls} calls", flush=True)
     executions.stop.set()
     await running
@@ -282,6 +289,7 @@ async def measure(log: KafkaLog, transfer: TcpTransfer, port: int, urls: list[st
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an end unwinds: no process is left behind
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gyre-bench-"))
         broker = stack.enter_context(Broker(BrokerSettings(Path(folder) / "broker")))
