@@ -88,7 +88,7 @@ def _qemu(unpacked: Path, initrd: Path, memory_mb: int) -> list[str]:
         str(loader), "--library-path", libraries, str(unpacked / "usr/bin/qemu-system-x86_64"),
         "-L", str(unpacked / "usr/share/qemu"), "-L", str(unpacked / "usr/share/seabios"),
         "-accel", os.environ.get("GYRE_VM_ACCEL", "tcg,thread=multi"), "-cpu", "max,-arch-capabilities",
-        "-smp", "2", "-m", str(memory_mb),
+        "-smp", str(max(2, min(4, os.cpu_count() or 1))), "-m", str(memory_mb),
         "-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio",
         "-kernel", str(_kernel(unpacked)), "-initrd", str(initrd),
         "-append", "console=ttyS0 quiet panic=-1 mitigations=off",

@@ -68,7 +68,7 @@ def cell_agent(folder: str, position: int) -> None:
 def engine(folder: str, position: int) -> None:
     from producers.cells.engine_server import run_engine_server, run_scripted_server
 
-    launch, _ = _begin(folder)
+    launch, stack = _begin(folder)
     config, url = launch.settings, urlsplit(wiring.engine_url(launch, position))
     if config.cells.engine == "scripted":
         return run_scripted_server(
@@ -77,7 +77,8 @@ def engine(folder: str, position: int) -> None:
         )  # fmt: skip
     run_engine_server(
         config.model.path, "0", host=url.hostname or "127.0.0.1", port=url.port or 0, kv_capacity=config.cells.kv_tokens,
-        max_batch=config.cells.capacity, max_context=config.model.context, paused=True, transfer=config.transfer.kind,
+        max_batch=config.cells.capacity, max_context=config.model.context, paused=True, kv_secret=stack.secret(),
+        transfer=config.transfer.kind,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 def gyre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gyre]:
     folder = tmp_path_factory.mktemp("run")
     program = Gyre(folder)
-    program("run", str(write_experiment(folder)), *settings(), limit=540)
+    program("run", str(write_experiment(folder)), *settings("publish.fanout=1"), limit=540)
     yield program
     assert left_over(folder) == []
 
@@ -79,6 +79,15 @@ def test_engine_and_trainer_agree_at_every_publication(gyre: Gyre) -> None:
     gaps = [e for e in gyre.tail("cells") if e["type"] == "probe-gap"]
     assert gaps
     assert max(g["gap_max"] for g in gaps) <= 1e-4  # type: ignore[type-var]
+
+
+def test_cells_pass_on_the_published_weights_and_no_others(gyre: Gyre) -> None:
+    """A chain of three (fan-out 1): the first two hold what they have read for the next, the last for nobody."""
+    published = {e["version"]: e["weights_hash"] for e in gyre.tail("training") if e["type"] == "published"}
+    events = [e for e in gyre.tail("cells") if e["type"] in ("weights-held", "weights-loaded")]
+    assert all(e["weights_hash"] == published[e["version"]] for e in events)
+    assert {e["cell"] for e in events if e["type"] == "weights-held"} == {"cell-0", "cell-1"}
+    assert {e["cell"] for e in events if e["type"] == "weights-loaded"} == {"cell-0", "cell-1", "cell-2"}
 
 
 def test_sql_counts_what_the_log_holds(gyre: Gyre) -> None:
