@@ -190,6 +190,8 @@ class Core:
 
     def _read(self, sealed: Sealed) -> Buffer:
         descriptor = Descriptor.from_bytes(sealed.descriptor)
+        if descriptor.nbytes % 4:
+            raise IntegrityError(f"{descriptor.nbytes} bytes of {sealed.cell} are no gradients")
         buffer = np.empty(descriptor.nbytes // 4, dtype="<f4")
         self._transfer.read(descriptor, Region.of_array(buffer), timeout=self._settings.lease_s)
         if buffer_hash(buffer) != sealed.buffer_hash:
