@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 KEPT = 3
 """Versions whose buffers stand: a satellite or an engine may still be reading the last but one."""
 
-UNREGISTER_LIMIT_S = 60.0
+UNREGISTER_LIMIT_S = 10.0
 
 
 class Publisher:
@@ -64,8 +64,17 @@ class Publisher:
                 )
             ]
         )  # fmt: skip
+        self._end_the_old()
+
+    def _end_the_old(self) -> None:
+        """One that somebody still reads stays, closed to others, and is tried again at the next publication."""
         while len(self._kept) > KEPT:
-            self._transfer.unregister(self._kept.pop(0)[0], timeout=UNREGISTER_LIMIT_S)
+            try:
+                self._transfer.unregister(self._kept[0][0], timeout=UNREGISTER_LIMIT_S)
+            except TimeoutError as error:
+                logger.warning("a superseded version stays in memory: %s", error)
+                return
+            del self._kept[0]
 
     def checkpoint(self, core_epoch: int, step: int, position: int, url: str) -> None:
         """Store the exported weights, the optimizer's state and the model's small files, then say where.
