@@ -8,11 +8,11 @@ from gyre_engine.scheduling.policies.port import PolicySettings
 
 
 def async_split(cluster: Cluster, demand: Demand, settings: PolicySettings) -> Decision | None:
-    """The next command until the split stands; then every burst begins as soon as the one before is over."""
-    if cluster.switching:
+    """The next command until the split stands; then every burst begins as soon as the one before is over. Nothing at the run's end."""
+    if cluster.switching or demand.over:
         return None
     for place, cell in enumerate(cluster.order):
         role = CellRole.TRAINING if place < settings.training_cells else CellRole.SAMPLING
         if cell.role is not role:
             return Switch(cell.name, role, f"the split: the first {settings.training_cells} of {len(cluster.order)} cells train")
-    return None if demand.begun or demand.over else Begin("the split stands")
+    return None if demand.begun else Begin("the split stands")

@@ -38,6 +38,8 @@ def decide(policy: str, roles: str, facts: dict[str, object], pool: str = "", tr
         ("ttss", {"begun": True, "batch_ready": True}, None),
         ("ttts", {"begun": True}, ("c2", "sampling")),
         ("ttss", {"over": True}, None),
+        # A run without steps, an evaluation, has nobody to train.
+        ("ssss", {"over": True}, None),
     ],
 )
 def test_async_trains_with_a_fixed_split(roles: str, facts: dict[str, object], expected: object) -> None:
