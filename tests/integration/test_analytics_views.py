@@ -243,7 +243,9 @@ def test_discards_by_duration(ask):
 
 
 def test_the_longest_tenth_that_loses_more_is_an_alert(ask):
-    assert ask("SELECT run, longest, longest_lost, rest, rest_lost, alert FROM long_executions_lost") == [("r1", 2, 2, 18, 0, True)]
+    assert ask("SELECT run, longest, longest_lost, rest, rest_lost, alert FROM long_executions_lost") == [
+        ("r1", 2, 2, 18, 0, True)
+    ]
 
 
 def test_tokens_per_second_counts_what_was_sealed(ask):
