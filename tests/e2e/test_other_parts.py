@@ -58,6 +58,27 @@ def test_real_sglang_samples_and_what_it_sampled_is_trained_and_replayed(tmp_pat
     assert [line for line in lines if "sglang::" in line or "sglang.launch_server" in line] == []
 
 
+@pytest.mark.skipif(not SGLANG.exists(), reason="SGLang's own environment is not installed: make install-sglang")
+def test_two_real_sglang_servers_and_megatron_replicas_change_roles_in_a_live_loop(tmp_path: Path) -> None:
+    """Two cells, each real SGLang and a Megatron replica: the scheduler switches them, versions are loaded, nothing is lost."""
+    program = Gyre(tmp_path)
+    given = settings("cells.engine='sglang'", "cells.count=2", "cells.capacity=16", "cells.kv_tokens=16384", "run.steps=3")
+    program("run", str(write_experiment(tmp_path)), *given, limit=800)
+    cells = program.tail("cells")
+    switched = {(e["cell"], e["role"]) for e in cells if e["type"] == "role-changed"}
+    assert {("cell-0", "training"), ("cell-0", "sampling")} <= switched
+    loaded = {(e["cell"], e["version"]) for e in cells if e["type"] == "weights-loaded"}
+    assert {("cell-0", 1), ("cell-1", 1)} <= loaded
+    assert max(e["gap_max"] for e in cells if e["type"] == "probe-gap") <= 1e-4  # type: ignore[type-var]
+    calls = program.tail("model-calls")
+    assert sum(int(str(e["errors"])) for e in calls if e["type"] == "execution-closed") == 0
+    for call in (e for e in calls if e["type"] == "model-call"):
+        spans = call["weight_spans"]
+        assert isinstance(spans, list) and [span["start"] for span in spans] == sorted({span["start"] for span in spans})
+        assert len(call["logprobs"]) == len(call["output_ids"])  # type: ignore[arg-type]
+    assert "3 steps verified" in program("replay", "latest", "--verify")
+
+
 def test_mini_swe_agent_runs_against_the_proxy(tmp_path: Path) -> None:
     program = Gyre(tmp_path)
     given = settings(
