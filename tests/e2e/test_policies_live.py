@@ -1,4 +1,4 @@
-"""Small runs under the policies that the quickstart does not use: what each promises is on the log, and the run replays."""
+"""A small run under a policy that the quickstart does not use: what it promises is on the log, and the run replays."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.small_run import Gyre, settings, write_experiment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 
 def ran(folder: Path, *given: str) -> Gyre:
     program = Gyre(folder)
@@ -28,16 +29,3 @@ def test_async_trains_with_all_cells_while_a_standalone_pool_samples(tmp_path: P
     assert calls
     joined = {e["cell"] for e in program.tail("training") if e["type"] == "member-joined"}
     assert joined <= {"cell-0", "cell-1"}
-
-
-def test_colocate_never_trains_while_a_cell_samples_and_evaluations_hold_nothing_up(tmp_path: Path) -> None:
-    """Every version is evaluated, and the next one may not be published before: the cells go back for it."""
-    program = ran(tmp_path, "schedule.policy='colocate'", "cells.count=2", "eval.every=1", "eval.split='val'", "eval.tasks=2")
-    roles: dict[object, object] = {}
-    events = [*program.tail("cells"), *program.tail("training")]
-    for event in sorted(events, key=lambda e: int(str(e["at"]))):
-        if event["type"] in ("role-changed", "cell-started"):
-            roles[event["cell"]] = event["role"]
-        elif event["type"] == "step-opened":
-            assert roles == {"cell-0": "training", "cell-1": "training"}
-    assert [e["version"] for e in program.tail("training") if e["type"] == "evaluation-reported"]
