@@ -101,18 +101,20 @@ class KvCosts:
 
 
 def plan_moves(drained: Drained, cells: Sequence[CellState], costs: KvCosts, kv: str = "auto") -> tuple[Move, ...]:
-    """A destination for each interrupted request while there is room, those with the longest contexts first.
+    """A destination for each interrupted execution while there is room, those with the longest contexts first.
 
     cells: that serve, those first that will longest
     kv:    "auto" by cost, "always", "never"
     """
     room = {cell.cell: cell.capacity - cell.running for cell in cells}
-    moves = []
+    moves: list[Move] = []
+    chosen: dict[str, CellState] = {}
     for request in sorted(drained.requests, key=lambda one: (-one.tokens, one.rid)):
-        destination = next((cell for cell in cells if room[cell.cell] > 0), None)
+        destination = chosen.get(request.execution) or next((cell for cell in cells if room[cell.cell] > 0), None)
         if destination is None:
-            break
-        room[destination.cell] -= 1
+            continue
+        room[destination.cell] -= request.execution not in chosen
+        chosen[request.execution] = destination
         moves.append(Move(request.execution, request.rid, destination.cell, _with_kv(request, drained, destination, costs, kv)))
     return tuple(moves)
 

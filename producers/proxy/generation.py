@@ -110,12 +110,13 @@ async def sample(
 
     Raises ProxyError where no engine answers within the limit, the context is full, or an engine's answer does not add up.
     """
-    retry, progress = RETRY_FIRST_S, time.monotonic()
+    retry, progress, source = RETRY_FIRST_S, time.monotonic(), ""
     sampled.hold()
     while not cancel.is_set():
-        lease = await _lease(router, job, sampled, cancel)
+        lease = await _lease(router, job, sampled, cancel, source)
         if lease is None:
             break
+        source = lease.cell
         before = len(sampled.ids)
         try:
             finish, problem = await _on_one_engine(lease, job, sampled, cancel, heard), None
@@ -141,20 +142,19 @@ async def sample(
     return FinishReason.ABORT
 
 
-async def _lease(router: Router, job: Job, sampled: Sampled, cancel: asyncio.Event) -> Lease | None:
+async def _lease(router: Router, job: Job, sampled: Sampled, cancel: asyncio.Event, source: str) -> Lease | None:
     """An engine, or None where the call was cancelled while it waited."""
-    moved = bool(sampled.engine_calls)
-    lease = (None if moved else router.at_once(job.execution, moved=False)) or await _waited_for(router, job, moved, cancel)
+    lease = (None if source else router.at_once(job.execution)) or await _waited_for(router, job, source, cancel)
     if lease is None:
         return None
-    if not moved:
+    if not source:
         sampled.serve()
     sampled.engine_calls += 1
     return lease
 
 
-async def _waited_for(router: Router, job: Job, moved: bool, cancel: asyncio.Event) -> Lease | None:
-    waiting = asyncio.ensure_future(router.acquire(job.execution, moved=moved, timeout=job.wait_limit_s))
+async def _waited_for(router: Router, job: Job, source: str, cancel: asyncio.Event) -> Lease | None:
+    waiting = asyncio.ensure_future(router.acquire(job.execution, source=source, timeout=job.wait_limit_s))
     watch = asyncio.ensure_future(cancel.wait())
     await asyncio.wait({waiting, watch}, return_when=asyncio.FIRST_COMPLETED)
     watch.cancel()
@@ -204,7 +204,8 @@ async def _abort(cancel: asyncio.Event, lease: Lease, rid: str, limit: asyncio.T
     await cancel.wait()
     with contextlib.suppress(EngineError, TimeoutError):
         await asyncio.wait_for(lease.engine.abort(rid), ABORT_GRACE_S)
-    limit.reschedule(asyncio.get_running_loop().time() + ABORT_GRACE_S)
+    with contextlib.suppress(RuntimeError):  # it ended while the engine answered
+        limit.reschedule(asyncio.get_running_loop().time() + ABORT_GRACE_S)
 
 
 async def _pause(cancel: asyncio.Event, seconds: float) -> None:

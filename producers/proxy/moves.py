@@ -1,65 +1,84 @@
 """Executions that a switch interrupted: where the scheduler sends them, and whether their KV is there yet.
 
 reads     cells, commands (through `apply`)
-promises  a pure fold of bounded size: one drain a cell, one move an execution until it goes on or is forgotten
+promises  a fold of bounded size: of each cell its last drain, what was decided on it and what of it has arrived; a deposed scheduler
+          decides nothing (log-rules, 8); what is past holds no room, as that is kept for open calls alone
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gyre_engine.events import Event
 from gyre_engine.events.cells import CellRole, Drained, KvImported, Move, MoveExecutions, SwitchRole
 
-Command = tuple[int, int]
-"""(epoch, number)"""
+Commands = Mapping[str, SwitchRole]
+"""The last command to each cell."""
+
+
+@dataclass(slots=True)
+class _Drain:
+    """What is known of a cell's last drain. arrived: rids whose destination is done with their KV."""
+
+    drained: Drained | None = None
+    decided: MoveExecutions | None = None
+    arrived: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class Moves:
-    """interrupted: by cell, the last drain; decided: by cell, the drain whose moves were commanded; going: by execution."""
+    """By the cell that was drained."""
 
-    interrupted: dict[str, Drained] = field(default_factory=dict)
-    decided: dict[str, Command] = field(default_factory=dict)
-    going: dict[str, Move] = field(default_factory=dict)
-    _there: set[str] = field(default_factory=set)
+    _drains: dict[str, _Drain] = field(default_factory=dict)
 
-    def apply(self, event: Event) -> None:
-        """Take in an event of `cells` or `commands`."""
+    def apply(self, event: Event, epoch: int) -> None:
+        """Take in an event of `cells` or `commands`. epoch: of the scheduler that rules."""
         match event:
             case Drained():
-                self.interrupted[event.cell] = event
-            case MoveExecutions():
-                self.decided[event.source] = event.drained
-                self.going |= {move.execution: move for move in event.moves}
-            case KvImported() if event.execution in self.going:
-                self._there.add(event.rid)
+                self._drains[event.cell] = _Drain(event)
+            case MoveExecutions() if event.epoch >= epoch:
+                before = self._drains.get(event.source, _Drain())
+                self._drains[event.source] = _Drain(before.drained, event)
+            case KvImported() if event.source in self._drains:
+                self._drains[event.source].arrived.add(event.rid)
             case _:
                 pass
 
-    def awaited(self, execution: str, source: str, commands: Mapping[str, SwitchRole]) -> bool:
-        """Whether an execution whose cell was told to leave should wait for word of where it goes on, or for its KV."""
+    def awaited(self, execution: str, source: str, commands: Commands) -> bool:
+        """Whether an execution that was interrupted on `source` should wait for word of where it goes on, or for its KV."""
         command = commands.get(source)
         if command is None or command.to is not CellRole.TRAINING:
             return False
-        by = (command.epoch, command.number)
-        drained = self.interrupted.get(source)
-        if drained is None or (drained.command_epoch, drained.command_number) != by:
+        drain = self._drains.get(source, _Drain())
+        if drain.drained is None or _by(drain.drained) != (command.epoch, command.number):
             return True
-        if self.decided.get(source) != by:
-            return any(request.execution == execution for request in drained.requests)
-        move = self.going.get(execution)
-        return move is not None and move.with_kv and move.rid not in self._there
+        if self._decided(source, commands) is None:
+            return any(request.execution == execution for request in drain.drained.requests)
+        own = [move for move in self._moves(source, commands) if move.execution == execution]
+        return any(move.with_kv and move.rid not in drain.arrived for move in own)
 
-    def taken(self, execution: str) -> str | None:
-        """The cell that the scheduler named for an execution; asked once."""
-        move = self.going.pop(execution, None)
-        if move is None:
+    def destination(self, execution: str, source: str, commands: Commands) -> str | None:
+        """The cell that the scheduler named for it."""
+        return next((move.destination for move in self._moves(source, commands) if move.execution == execution), None)
+
+    def expected(self, commands: Commands) -> Iterator[tuple[str, str, str]]:
+        """(source, execution, destination) of all that was decided on drains by the last commands."""
+        for source in self._drains:
+            for move in self._moves(source, commands):
+                yield source, move.execution, move.destination
+
+    def _decided(self, source: str, commands: Commands) -> MoveExecutions | None:
+        """What was decided on the drain by the last command to the cell."""
+        command, drain = commands.get(source), self._drains.get(source)
+        if command is None or drain is None or drain.decided is None:
             return None
-        self._there.discard(move.rid)
-        return move.destination
+        return drain.decided if drain.decided.drained == (command.epoch, command.number) else None
 
-    def forget(self, execution: str) -> None:
-        """The execution is over."""
-        self.taken(execution)
+    def _moves(self, source: str, commands: Commands) -> tuple[Move, ...]:
+        decided = self._decided(source, commands)
+        return decided.moves if decided else ()
+
+
+def _by(drained: Drained) -> tuple[int, int]:
+    return drained.command_epoch, drained.command_number

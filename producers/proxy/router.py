@@ -46,6 +46,8 @@ class Router:
     def __init__(self, connect: Connect) -> None:
         self.routes = Routes()
         self._moves = Moves()
+        self._going_on: Counter[tuple[str, str]] = Counter()
+        """(source, execution) of interrupted calls that wait to go on."""
         self._connect = connect
         self._engines: dict[str, tuple[str, InferenceEngine]] = {}
         self._sticky: dict[str, str] = {}
@@ -58,35 +60,45 @@ class Router:
         """Take in events and wake those that wait."""
         for event in events:
             self.routes = observe(self.routes, event)
-            self._moves.apply(event)
+            self._moves.apply(event, self.routes.fleet.epoch)
             if isinstance(event, Dispatched):
                 self._version[event.execution] = event.weight_version
         self._wake()
 
-    async def acquire(self, execution: str, *, moved: bool, timeout: float) -> Lease:
-        """An engine with room. Raises ProxyError (503) after `timeout` seconds without one."""
-        if moved:
-            await self._moved(execution, min(timeout, MOVE_WAIT_S))
+    async def acquire(self, execution: str, *, source: str = "", timeout: float) -> Lease:
+        """An engine with room. Raises ProxyError (503) after `timeout` seconds without one.
+
+        source: the cell that did not finish the call before
+        """
+        self._going_on[source, execution] += 1
+        try:
+            if source:
+                await self._heard(execution, source, min(timeout, MOVE_WAIT_S))
+            return await self._with_room(execution, source, timeout)
+        finally:
+            self._going_on[source, execution] -= 1
+            self._going_on += Counter()  # drops what is zero
+
+    async def _with_room(self, execution: str, source: str, timeout: float) -> Lease:
         deadline = time.monotonic() + timeout
-        while (lease := self.at_once(execution, moved=moved)) is None:
+        while (lease := self.at_once(execution, source=source)) is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise unavailable("no_sampling_cell", f"no cell with room sampled for {timeout:.0f} s; {self._state()}")
             await self._change(left)
         return lease
 
-    async def _moved(self, execution: str, limit: float) -> None:
+    async def _heard(self, execution: str, source: str, limit: float) -> None:
         """Wait for word of where an interrupted execution goes on, and for its KV."""
-        source, deadline = self._sticky.get(execution, ""), time.monotonic() + limit
+        deadline = time.monotonic() + limit
         while self._moves.awaited(execution, source, self.routes.fleet.commands) and (left := deadline - time.monotonic()) > 0:
             await self._change(left)
 
-    def at_once(self, execution: str, *, moved: bool) -> Lease | None:
+    def at_once(self, execution: str, *, source: str = "") -> Lease | None:
         """An engine, if one has room now."""
-        cell = self._choose(execution, moved)
+        cell = self._choose(execution, source)
         if cell is None:
             return None
-        self._moves.taken(execution)
         self._sticky[execution] = cell.cell
         self._open.setdefault(cell.cell, Counter())[execution] += 1
         return Lease(cell.cell, execution, self._engine(cell))
@@ -107,26 +119,26 @@ class Router:
         """The execution is over."""
         self._sticky.pop(execution, None)
         self._version.pop(execution, None)
-        self._moves.forget(execution)
 
     async def close(self) -> None:
         """Close every engine client."""
         for _, engine in self._engines.values():
             await engine.close()
 
-    def _choose(self, execution: str, moved: bool) -> CellState | None:
-        now, going = time.monotonic(), self._moves.going.get(execution)
-        load = self._load(execution)
+    def _choose(self, execution: str, source: str) -> CellState | None:
+        now, load = time.monotonic(), self._load(execution)
+        named = self._moves.destination(execution, source, self.routes.fleet.commands) if source else None
         avoid = frozenset(cell for cell, until in self._avoid.items() if until > now)
         version = self._version.get(execution, 0)
-        sticky = going.destination if going else self._sticky.get(execution)
-        return choose(self.routes, load, sticky=sticky, moved=moved and not going, avoid=avoid, version=version)
+        sticky, moved = named or self._sticky.get(execution), bool(source) and named is None
+        return choose(self.routes, load, sticky=sticky, moved=moved, avoid=avoid, version=version)
 
     def _load(self, execution: str) -> Counter[str]:
-        """Executions by cell besides this one: with an open call, or with room kept for them."""
+        """Executions by cell besides this one: with an open call, or on their way there from where their call is open still."""
         load = Counter({cell: len(calls) - (execution in calls) for cell, calls in self._open.items()})
-        for other, move in self._moves.going.items():
-            load[move.destination] += other != execution and other not in self._open.get(move.destination, ())
+        for source, other, destination in self._moves.expected(self.routes.fleet.commands):
+            on_its_way = other in self._open.get(source, ()) or (source, other) in self._going_on
+            load[destination] += other != execution and on_its_way and other not in self._open.get(destination, ())
         return load
 
     def _engine(self, cell: CellState) -> InferenceEngine:

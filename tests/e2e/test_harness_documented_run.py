@@ -23,10 +23,10 @@ def test_the_commands_of_the_page_draw_the_tree_of_the_page(tmp_path: Path) -> N
     printed = program("eval", str(model), "--config", str(experiment), "--split", "test", limit=540)
     assert "1 finished, 0 discarded" in printed and re.search(r"on test: 1\.0000", printed)
     tree = program("trees", "latest")
-    drawn = [
-        (line.index("─") // 4, role[1]) for line in tree.splitlines() if (role := re.search(r"── \w+  ([\w-]+)  at \d+", line))
-    ]
-    assert drawn == [(0, "main"), (1, "main"), (2, "main"), (0, "sub-agent"), (1, "sub-agent")]
-    assert "delivered 1.00" in tree
+    branches = re.findall(r"^. ?── ([\w-]+)  \w{8}\.\.\w{8}  (\d+) calls at 0", tree, re.MULTILINE)
+    assert branches == [("main", "3"), ("sub-agent", "2")]
+    assert "delivered 1.00" in tree and tree.count("would be selected, draw") == 2
+    calls = re.findall(r"^.\s+\w{8}  at [\d,]+: \+", program("trees", "latest", "--calls"), re.MULTILINE)
+    assert len(calls) == 5
     (end,) = [event for event in program.tail("executions") if event["type"] == "finished"]
     assert (end["ending"], end["did_work"]) == ("completed", True)

@@ -93,7 +93,7 @@ async def test_an_engine_that_does_not_answer_an_abort_is_waited_for_no_longer_t
     sampled, heard = Sampled(), list[Chunk]()
     async with asyncio.timeout(5):
         assert await sample(router, job, sampled, cancel, heard.append) is FinishReason.ABORT
-    assert (sampled.ids, len(heard), router.at_once("other.0.0", moved=False) is not None) == ([7, 8], 1, True)
+    assert (sampled.ids, len(heard), router.at_once("other.0.0") is not None) == ([7, 8], 1, True)
 
 
 def sampling_cell() -> CellStarted:

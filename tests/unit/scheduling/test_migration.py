@@ -98,6 +98,16 @@ def test_the_longest_contexts_go_first_to_where_they_can_stay_longest_while_ther
     )
 
 
+def test_the_requests_of_one_execution_go_together_and_take_one_place() -> None:
+    requests = tuple(Interrupted("e", f"e-{n}.1", 100 - n) for n in range(3))
+    both = Drained(
+        cell="a", incarnation="1", command_epoch=1, command_number=4, weight_version=3,
+        requests=(*requests, Interrupted("f", "f-1.1", 50)),
+    )  # fmt: skip
+    moves = plan_moves(both, [state("b", 2)], measured(), "never")
+    assert [(move.execution, move.destination) for move in moves] == [("e", "b")] * 3 + [("f", "b")]
+
+
 @pytest.mark.parametrize(("kv", "version", "expected"), [
     ("auto", 3, [True, False]), ("always", 3, [True, True]), ("never", 3, [False, False]), ("auto", 4, [False, False]),
     ("always", 4, [False, False]),
