@@ -23,13 +23,13 @@ from producers.proxy.exchange import Answer, Ask, ProxyError, Usage, too_long, u
 from producers.proxy.execution import Execution
 from producers.proxy.generation import Job, Sampled, sample
 from producers.proxy.outbox import Outbox
-from producers.proxy.prompt import Prompt, prompt_for
+from producers.proxy.prompt import Prompt
 from producers.proxy.rendering import Parsed, Rendering
 from producers.proxy.role_rules import told_role
 from producers.proxy.router import Router
 from producers.proxy.settings import ProxySettings
 from producers.proxy.shared_call import SharedCall
-from producers.proxy.size import overflow
+from producers.proxy.size import prompt_within
 from producers.proxy.streamed import TextStream
 
 SHOWN = 16_384
@@ -171,9 +171,7 @@ def new_call(execution: Execution, ask: Ask, desk: Desk, settings: ProxySettings
 
     Raises ProxyError (400) where no context holds it.
     """
-    if tokens := overflow(ask, desk.rendering.tokenizer, settings.context_limit):
-        raise too_long(tokens, settings.context_limit)
-    prompt = prompt_for(execution, ask, desk.rendering)
+    prompt = prompt_within(execution, ask, desk.rendering, settings.context_limit)
     room = settings.context_limit - len(prompt.ids)
     if room < 1:
         raise too_long(len(prompt.ids), settings.context_limit)

@@ -27,6 +27,8 @@ TAIL = 512
 """How many of a prompt's last tokens a bridge and a parser are shown; they look for the last header in it."""
 _READ_THE_TAIL_ONLY = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "prime-qwen3"})
 """Renderers whose bridge was compared on tails and on whole prompts; the others are shown the whole prompt."""
+_ENCODE_THEMSELVES = frozenset({"gpt-oss"})
+"""Renderers with an encoder of their own, so that the tokenizer does not see what they encode."""
 
 _PROVENANCE = {
     "system": Provenance.SYSTEM,
@@ -108,6 +110,7 @@ class Rendering:
         self.renderer: Any = create_renderer(tokenizer, config)
         self._keeps_all: Any = _keeping(tokenizer, config, self.renderer)
         self.stop_ids: tuple[int, ...] = tuple(self.renderer.get_stop_token_ids())
+        self.encodes_itself = renderer_name in _ENCODE_THEMSELVES
         self.tail = TAIL if renderer_name in _READ_THE_TAIL_ONLY else None
         self.think_open = tokenizer.convert_tokens_to_ids("<think>")
         self.think_close = tokenizer.convert_tokens_to_ids("</think>")

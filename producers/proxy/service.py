@@ -29,11 +29,10 @@ from producers.proxy.execution import Execution
 from producers.proxy.histories import Histories
 from producers.proxy.models import Models
 from producers.proxy.open_calls import OpenCalls
-from producers.proxy.prompt import prompt_for
 from producers.proxy.router import Connect
 from producers.proxy.settings import ProxySettings
 from producers.proxy.shared_call import SharedCall
-from producers.proxy.size import overflow
+from producers.proxy.size import prompt_length
 from producers.proxy.upstream import UpstreamCall, UpstreamClient
 
 T = TypeVar("T")
@@ -101,10 +100,8 @@ class Service:
         """
         self.models.of(ask.model)
         self._admit(execution_id)
-        if tokens := overflow(ask, self.desk.rendering.tokenizer, self.settings.context_limit):
-            return tokens
         known = self.executions.get(execution_id) or Execution(execution_id, 1, self.desk.rendering.thinking)
-        return len(prompt_for(known, ask, self.desk.rendering).ids)
+        return prompt_length(known, ask, self.desk.rendering, self.settings.context_limit)
 
     async def close(self, execution_id: str) -> Closed:
         """Refuse new calls, abort open ones, and log how many records there are. Raises ProxyError (503) while the log is away."""

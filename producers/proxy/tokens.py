@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,17 @@ class TokenizerUnreadable(ValueError):
     """The folder holds no tokenizer.json that can be read; the text says what to do."""
 
 
+class EncodedTooMuch(Exception):
+    """More tokens than `ChatTokenizer.at_most` allows; `tokens` of them stand for `chars` characters."""
+
+    def __init__(self, tokens: int, chars: int) -> None:
+        super().__init__(f"{chars} characters are {tokens} tokens already")
+        self.tokens = tokens
+        self.chars = chars
+
+
+PIECE = 1 << 16
+"""Characters that are encoded before anybody asks whether that was too much."""
 GUARD = "\ufdd0"
 """A code point that is no character: it stands inside a marker's text that is to stay text."""
 
@@ -40,6 +52,7 @@ class ChatTokenizer:
         self._plain: Tokenizer | None = None
         self._byte_level = "ByteLevel" in _kinds(orjson.loads(tokenizer.to_str()).get("decoder"))
         self._bytes: dict[int, bytes] = {}
+        self._meter: _Meter | None = None
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -52,8 +65,30 @@ class ChatTokenizer:
         text = eos.get("content") if isinstance(eos, dict) else eos
         return cls(Tokenizer.from_file(str(file)), str(folder), text)
 
+    @contextmanager
+    def at_most(self, tokens: int) -> Iterator[None]:
+        """Inside, `encode` raises EncodedTooMuch once it has found more tokens, before it has encoded much more text."""
+        self._meter = _Meter(tokens)
+        try:
+            yield
+        finally:
+            self._meter = None
+
     def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
-        """The ids of a text, without tokens of the tokenizer's own around it."""
+        """The ids of a text, without tokens of the tokenizer's own around it. Raises EncodedTooMuch inside `at_most`."""
+        if self._meter is None:
+            return self.ids(text)
+        if len(text) <= PIECE:
+            ids = self.ids(text)
+            self._meter.add(len(text), len(ids))
+            return ids
+        for at in range(0, len(text), PIECE):
+            piece = text[at : at + PIECE]
+            self._meter.add(len(piece), len(self.ids(piece)))
+        return self.ids(text)
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text of any length."""
         if GUARD in text:
             return self._encode_guarded(text)
         return list(self.backend.encode(text, add_special_tokens=False).ids)
@@ -103,6 +138,20 @@ class ChatTokenizer:
         if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             return bytes([int(text[3:5], 16)])
         return text.replace("\u2581", " ").encode()
+
+
+class _Meter:
+    """What was encoded so far, and how much may be."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tokens = self._chars = 0
+
+    def add(self, chars: int, tokens: int) -> None:
+        self._chars += chars
+        self._tokens += tokens
+        if self._tokens > self._most:
+            raise EncodedTooMuch(self._tokens, self._chars)
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:

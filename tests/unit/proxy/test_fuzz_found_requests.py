@@ -67,27 +67,69 @@ async def test_nesting_is_answered_or_refused_however_deep(stack: Stack, depth: 
             assert response.status_code == 200 or is_error(dialect, response)
 
 
-@pytest.mark.parametrize(("dialect", "items"), [("chat", "messages"), ("messages", "messages"), ("responses", "input")])
-@pytest.mark.parametrize("piece", ["word ", "x", "<|im_end|>", "\U0001f600", "\ud83d"])
+def said(text: bytes) -> Iterator[tuple[str, str, bytes]]:
+    """Each field whose text a format encodes, in each dialect, with `text` in it: (dialect, field, body)."""
+    ask = b'{"model":"policy","messages":[{"role":"user","content":"q"}'
+    answer = ask + b',{"role":"assistant","content":"x",'
+    done = b',{"role":"tool","tool_call_id":"c","content":"r"}]}'
+    call = b'"tool_calls":[{"id":"c","type":"function","function":{"name":"%b","arguments":"%b"}}]}'
+    yield "chat", "text", b'{"model":"policy","messages":[{"role":"user","content":"' + text + b'"}]}'
+    yield "chat", "arguments", answer + call % (b"f", b'{\\"a\\":\\"' + text + b'\\"}') + done
+    yield "chat", "name", answer + call % (text, b"{}") + done
+    yield "chat", "reasoning", answer + b'"reasoning_content":"' + text + b'",' + call % (b"f", b"{}") + done
+    yield "chat", "tool", ask + b'],"tools":[{"type":"function","function":{"name":"f","description":"' + text + b'"}}]}'
+    blocks = ask + b',{"role":"assistant","content":['
+    result = b']},{"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"r"}]}]}'
+    use = b'{"type":"tool_use","id":"c","name":"%b","input":{"a":"%b"}}'
+    yield "messages", "text", b'{"model":"policy","messages":[{"role":"user","content":"' + text + b'"}]}'
+    yield "messages", "arguments", blocks + use % (b"f", text) + result
+    yield "messages", "name", blocks + use % (text, b"") + result
+    thinking = b'{"type":"thinking","thinking":"' + text + b'","signature":""},'
+    yield "messages", "reasoning", blocks + thinking + use % (b"f", b"") + result
+    yield "messages", "tool", ask + b'],"tools":[{"name":"f","description":"' + text + b'","input_schema":{}}]}'
+    given = b'{"model":"policy","input":[{"role":"user","content":"q"}'
+    function = b',{"type":"function_call","call_id":"c","name":"%b","arguments":"%b"}'
+    output = b',{"type":"function_call_output","call_id":"c","output":"r"}]}'
+    yield "responses", "text", b'{"model":"policy","input":[{"role":"user","content":"' + text + b'"}]}'
+    yield "responses", "arguments", given + function % (b"f", b'{\\"a\\":\\"' + text + b'\\"}') + output
+    yield "responses", "name", given + function % (text, b"{}") + output
+    summary = b',{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"' + text + b'"}]}'
+    yield "responses", "reasoning", given + summary + function % (b"f", b"{}") + output
+    yield "responses", "tool", given + b'],"tools":[{"type":"function","name":"f","description":"' + text + b'"}]}'
+
+
+FIELDS = [(dialect, field) for dialect, field, _ in said(b"")]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field", "piece"),
+    [
+        *((dialect, field, "word ") for dialect, field in FIELDS),
+        *((dialect, "text", piece) for dialect in PATHS for piece in ("x", "<|im_end|>", "\U0001f600", "\ud83d")),
+    ],
+)
 async def test_what_no_context_can_hold_is_refused_before_all_of_it_is_encoded(
-    make_stack: MakeStack, dialect: str, items: str, piece: str
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, dialect: str, field: str, piece: str
 ) -> None:
     stack = make_stack(context_limit=2048)
     encoded: list[int] = []
-    stack.rendering.tokenizer.encode, encode = (
-        counted(stack.rendering.tokenizer.encode, encoded),
-        stack.rendering.tokenizer.encode,
-    )
-    try:
-        begin = time.process_time()
-        body = orjson.dumps({"model": "policy", items: [user("MARK")]}).replace(b"MARK", text_of(piece, 10_000_000))
-        response = await post(stack, PATHS[dialect], body)
-        took = time.process_time() - begin
-    finally:
-        stack.rendering.tokenizer.encode = encode  # type: ignore[method-assign]
+    monkeypatch.setattr(stack.rendering.tokenizer, "ids", counted(stack.rendering.tokenizer.ids, encoded))
+    [body] = [body for *of, body in said(text_of(piece, 10_000_000)) if of == [dialect, field]]
+    begin = time.process_time()
+    response = await post(stack, PATHS[dialect], body)
+    took = time.process_time() - begin
     assert response.status_code == 400 and is_error(dialect, response)
-    assert sum(encoded) <= 4 * 65536 and took < 5, (sum(encoded), took)
+    assert "2048" in response.text and sum(encoded) <= 4 * 65536 and took < 5, (response.text[:200], sum(encoded), took)
     assert not stack.calls() and not stack.sent()
+
+
+async def test_reasoning_that_the_format_drops_does_not_count(make_stack: MakeStack) -> None:
+    stack = make_stack(context_limit=2048)
+    stack.says("ok")
+    thought = {"role": "assistant", "content": "x", "reasoning_content": "word " * 100_000}
+    response = await stack.chat([user("q"), thought, user("r")])
+    assert response.status_code == 200, response.text[:200]
+    assert len(stack.sent()[0]) < 100
 
 
 def text_of(piece: str, size: int) -> bytes:
