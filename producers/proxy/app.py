@@ -18,6 +18,7 @@ from gyre_engine.keys import execution_of, is_internal
 from producers.proxy.dialects.port import Counts, Dialect, Refuses
 from producers.proxy.dialects.registry import DIALECTS, dialect_of
 from producers.proxy.exchange import Ask, ProxyError, wrong_key
+from producers.proxy.reading import read_body
 from producers.proxy.reply import Reply
 from producers.proxy.service import Service
 
@@ -122,21 +123,8 @@ class _Endpoints:
     async def _ask(self, request: Request, dialect: Dialect) -> tuple[str, Ask]:
         """Who asks, and what."""
         execution = self._execution(request)
-        return execution, dialect.parse(await self._body(request), self._service.histories.last(execution))
-
-    async def _body(self, request: Request) -> bytes:
-        """The body, read no further than its limit: one that comes in chunks says no length."""
-        limit, size, chunks = self._service.settings.body_limit, int(request.headers.get("content-length") or 0), []
-        if size <= limit:
-            size = 0
-            async for chunk in request.stream():
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > limit:
-                    break
-        if size > limit:
-            raise ProxyError(413, "request_too_large", f"the body is larger than {limit} bytes")
-        return b"".join(chunks)
+        body = await read_body(request, self._service.settings)
+        return execution, dialect.parse(body, self._service.histories.last(execution))
 
     def _execution(self, request: Request) -> str:
         execution = execution_of(self._secret, _token(request))
@@ -165,7 +153,8 @@ async def _problem(request: Request, problem: Exception) -> Response:
     if not isinstance(problem, ProxyError):
         raise problem
     whole = dialect_of(request.url.path, request.headers).error(problem)
-    return Response(whole.body, whole.status, dict(whole.headers), "application/json")
+    ends = {"connection": "close"} if whole.status == 408 else {}  # the rest of the body may never come
+    return Response(whole.body, whole.status, {**whole.headers, **ends}, "application/json")
 
 
 async def _http(request: Request, problem: Exception) -> Response:

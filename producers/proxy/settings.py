@@ -70,6 +70,7 @@ class ProxySettings:
     wait_limit_s:  the longest wait for a cell, an engine or the log, until a retryable error
     quiet_s:       a stream is opened after this long without a token, and kept alive at this pace
     body_limit:    bytes of a request's body
+    body_wait_s:   a body of which nothing more comes for this long is refused
     roles:         rules that say the role of a call, by its words
     """
 
@@ -85,6 +86,7 @@ class ProxySettings:
     wait_limit_s: float = 1800.0
     quiet_s: float = 10.0
     body_limit: int = 64 << 20
+    body_wait_s: float = 60.0
     roles: tuple[RoleRule, ...] = ()
     name: str = "proxy"
 
