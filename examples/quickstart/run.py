@@ -19,7 +19,7 @@ from examples.quickstart.tasks import Split, write_tasks
 from gyre_engine.config import Config, load_config
 from infra.cli.attach import attach
 from infra.cli.errors import fail, plainly
-from infra.cli.replaying import Verdict, replay_run
+from infra.cli.replaying import Verdict, in_words, replay_run
 from infra.cli.running import Interrupted, Ran, quiet_logging, train
 from infra.stack.layout import StackFolder
 
@@ -76,7 +76,7 @@ def say_next(console: Console) -> None:
     """What to type now."""
     console.print("\nnext:")
     for what, command in NEXT:
-        console.print(f"  {what:36}{command}", highlight=False, markup=False)
+        console.print(f"  {what:36}{command}", highlight=False, markup=False, soft_wrap=True)
 
 
 @plainly
@@ -98,6 +98,8 @@ def main() -> None:
     console.print("\nreplay: training again from the log and the initial weights alone", highlight=False)
     with attach(ran.run, folder) as attached:
         verdict = replay_run(attached, console, verify=True, until=0, overrides=[])
+        if verdict.verified is not False:
+            console.print(in_words(ran.run, verdict), highlight=False, soft_wrap=True)
     say_next(console)
     print(json.dumps(summary(ran, verdict)), flush=True)
 

@@ -55,6 +55,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "sampling.temperature": (0.0, 100.0, False), "sampling.top_p": (0.0, 1.0, False), "group.reward_range": (0.0, 1e9, False),
     "group.deviation_floor": (0.0, 1.0, False), "cells.lease_s": (1.0, 1e6, True), "runner.overall_timeout_s": (0.0, 1e9, False),
     "schedule.slack": (0.0, 1.0, True), "proxy.port": (0, 65535, True), "proxy.wait_limit_s": (0.0, 1e9, False),
+    "proxy.quiet_s": (0.0, 60.0, False),
     "kafka.delivery_timeout_s": (0.0, 1e6, False), "publish.patience_s": (0.0, 1e6, True),
     **dict.fromkeys(_AT_LEAST_ONE, (1, NO_LIMIT, True)),
     **dict.fromkeys(_AT_LEAST_ZERO, (0, NO_LIMIT, True)),

@@ -129,6 +129,7 @@ class ProxyConfig:
     public_url: str = opt(
         "", "Where agents in a Harbor environment reach the proxy, e.g. http://host.docker.internal:{port} ({port} is filled in)."
     )
+    quiet_s: float = opt(10.0, "A stream is opened after this long without a token, and kept alive at this pace.")
     wait_limit_s: float = opt(900.0, "How long a call waits for a sampling cell or for the log before a retryable error.")
 
 

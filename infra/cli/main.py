@@ -85,17 +85,12 @@ def replay(
 ) -> None:
     """Train again from the log and the initial weights alone."""
     from infra.cli.attach import attach
-    from infra.cli.replaying import replay_run
+    from infra.cli.replaying import in_words, replay_run
 
     console = Console()
     with attach(run) as attached:
         verdict = replay_run(attached, console, verify=verify, until=until, overrides=set_ or [])
-    if verdict.verified is False:
-        fail(f"replay differs from the log: {verdict.problem}")
-    if not verdict.steps:
-        fail(f"{attached.info.run} has no committed step to replay")
-    said = "verified: every step's micro-steps and weights are those on the log" if verdict.verified else "made, nothing compared"
-    console.print(f"{attached.info.run}: {verdict.steps} steps {said}", highlight=False, soft_wrap=True)
+    console.print(in_words(attached.info.run, verdict), highlight=False, soft_wrap=True)
 
 
 @app.command(epilog=example("sql"))

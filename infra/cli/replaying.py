@@ -41,7 +41,17 @@ def replay_run(attached: Attached, console: Console, *, verify: bool, until: int
             console.print(_line(last), highlight=False, soft_wrap=True)
     if last is not None and last.verified is False:
         return Verdict(count, False, last.problem)
-    return Verdict(count, None if problems or not verify else count > 0)
+    return Verdict(count, None if problems or not verify or not count else True)
+
+
+def in_words(run: str, verdict: Verdict) -> str:
+    """What a replay came to, in one line. Raises CommandError where it differs, or there was nothing to replay."""
+    if verdict.verified is False:
+        raise CommandError(f"replay differs from the log: {verdict.problem}")
+    if not verdict.steps:
+        raise CommandError(f"{run} has no committed step to replay")
+    said = "verified: every step's micro-steps and weights are those on the log" if verdict.verified else "made, nothing compared"
+    return f"{run}: {verdict.steps} steps {said}"
 
 
 def settings_of(attached: Attached, *, verify: bool, until: int, overrides: list[str]) -> ReplaySettings:

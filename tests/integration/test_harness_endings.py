@@ -172,6 +172,8 @@ async def dropped(name: str, folder: Path) -> Ran:
             while len(on.seen[-1].answer) < 1000:
                 await asyncio.sleep(0.02)
             on.drop()
+            while not engine.aborted:
+                await asyncio.sleep(0.02)
             await gate.open()
 
         dropping = asyncio.create_task(drop())
