@@ -25,12 +25,27 @@ log = logging.getLogger(__name__)
 def run(settings: AnalyticsSettings, log_: Log, stop: threading.Event | None = None, report: Report | None = None) -> None:
     """Serve and ingest until SIGTERM, SIGINT or `stop`."""
     stopping = stop or stop_event()
+    with _store(settings) as store:
+        serve(Ingest(log_, store, settings, report=report), stopping)
+
+
+def ingest_to_end(settings: AnalyticsSettings, log_: Log) -> int:
+    """Insert what stands on the log now and the tables lack; how many rows that were."""
+    with _store(settings) as store:
+        ingest = Ingest(log_, store, settings)
+        ingest.run_to_end()
+        return ingest.inserted
+
+
+@contextlib.contextmanager
+def _store(settings: AnalyticsSettings) -> Iterator[Store]:
+    """The tables, made and mended, of a server that readers find."""
     with serving(settings) as at:
         store = Store(at, retry_seconds=settings.insert_retry_seconds)
         try:
             store.prepare()
             _announce(settings, at)
-            serve(Ingest(log_, store, settings, report=report), stopping)
+            yield store
         finally:
             store.close()
 
@@ -60,4 +75,4 @@ def serving(settings: AnalyticsSettings) -> Iterator[Address]:
     url_file(settings.path).unlink(missing_ok=True)
 
 
-__all__ = ["DATABASE", "AnalyticsSettings", "run", "serving"]
+__all__ = ["DATABASE", "AnalyticsSettings", "ingest_to_end", "run", "serving"]

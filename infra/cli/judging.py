@@ -16,20 +16,26 @@ from gyre_engine.events.training import Checkpointed, EvaluationReported
 from infra.cli.attach import Attached, attach
 from infra.cli.errors import CommandError
 from infra.cli.running import train
+from infra.cli.tables import bring_up_to_date
 from infra.stack import wiring
 from infra.stack.layout import StackFolder
 
 
 def score(attached: Attached, scorer: str, folder: StackFolder, *, follow: bool) -> str:
-    """Score every finished execution of the run with MODULE:CLASS; what was done, in words."""
+    """Score every finished execution of the run with MODULE:CLASS, for `gyre sql` to see; what was done, in words."""
     config = config_from_json(attached.info.started.config)
     scratch = folder.scratch / attached.info.run / f"score-{scorer.replace(':', '-')}"
     settings = wiring.scoring_of(config, scratch)
     loaded = load_scorer(scorer)
     with attached.log() as log:
         tally = score_history(log, loaded, settings, follow=follow)
-    shutil.rmtree(scratch, ignore_errors=True)
-    return f"{loaded.name} {loaded.version}: {tally.scored} scored, {tally.failed} failed, {tally.skipped} scored before"
+        shutil.rmtree(scratch, ignore_errors=True)
+        done = f"{loaded.name} {loaded.version}: {tally.scored} scored, {tally.failed} failed, {tally.skipped} scored before"
+        try:
+            bring_up_to_date(log, config, folder)
+        except CommandError as error:
+            raise CommandError(f"{done}\n{error}; the same `gyre score` again inserts it") from error
+    return done
 
 
 def evaluate(
