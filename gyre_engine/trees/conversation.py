@@ -1,8 +1,9 @@
 """Conversations: which recorded call an incoming history goes on from, told without looking at a token.
 
-A history is a chain of hashes over canonical messages. What a harness rewrites does not count: the blanks around a
-text, reasoning that is dropped, moved or trimmed, the arguments of a tool call (the call's id stands for it). A nonce line in a
-system text is taken off where a request is read (`steady`). What it means counts: roles, texts, tool-call ids, tool results, the
+A history is a chain of hashes over canonical messages. What a harness rewrites in a turn that was sampled here does not count:
+reasoning that is dropped, moved or trimmed, the names and arguments of its tool calls (their ids stand for them). In other
+assistants' turns (examples, another execution's) they count; blanks around a text count in neither. A nonce line in a system
+text is taken off where a request is read (`steady`). What it means counts: roles, texts, tool-call ids, tool results, the
 offered tools. The chain after each recorded answer names the call that gave it, so the longest known chain gives the parent.
 
 promises  one hash a message and request; the same history gives the same chain in every process
@@ -54,7 +55,8 @@ _NONCE = re.compile(r"^x-anthropic-billing-header:.*(?:\n|$)", re.MULTILINE)
 
 
 def canonical(message: Message) -> bytes:
-    """What identifies a message, as bytes. A long history is mostly this: one concatenation and one encoding a message."""
+    """What identifies a message, as bytes; of an assistant's turn, what no harness rewrites. A long history is mostly this:
+    one concatenation and one encoding a message."""
     author, text = message.author, message.text
     if author is Author.USER:
         whole = f"user {len(text)} {text}"
@@ -68,30 +70,34 @@ def canonical(message: Message) -> bytes:
     return whole.encode("utf-8", "replace")
 
 
+def rewritable(message: Message) -> bytes:
+    """What else an assistant's turn says, which a harness may rewrite; empty where `canonical` is all of it."""
+    thinking = message.text if "<think>" in message.text else ""
+    if not (message.calls or message.reasoning or thinking):
+        return b""
+    parts = [thinking, message.reasoning, *[part for call in message.calls for part in (call.id, call.name, call.arguments)]]
+    return "".join([f"{len(part)} {part}" for part in parts]).encode("utf-8", "replace")
+
+
 def steady(system_text: str) -> str:
     """A system text without the line that some harnesses change at every call."""
     return _NONCE.sub("", system_text) if "x-anthropic-billing-header" in system_text else system_text
 
 
 def link(chain: bytes, message: Message) -> bytes:
-    """The chain of a history that goes on with `message`."""
-    digest = hashlib.blake2b(chain, digest_size=16)
-    digest.update(canonical(message))
-    return digest.digest()
+    """The chain of a history that goes on with `message`, which was sampled here or is no assistant's."""
+    return _hash(chain, canonical(message))
 
 
 def begin(tools: bytes) -> bytes:
     """Where every chain with these tools begins; `tools`: the offered tools as bytes that do not depend on the order of keys."""
-    return hashlib.blake2b(tools, digest_size=16).digest()
+    return _hash(tools)
 
 
-def links(chain: bytes, messages: Sequence[Message]) -> list[bytes]:
-    """The chain after each message that follows what `chain` stands for."""
-    found = []
-    for message in messages:
-        chain = link(chain, message)
-        found.append(chain)
-    return found
+def _hash(head: bytes, more: bytes = b"") -> bytes:
+    digest = hashlib.blake2b(head, digest_size=16)
+    digest.update(more)
+    return digest.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,16 @@ class Conversation:
         for index, wire_id in enumerate(wire_ids):
             self.tool_calls[wire_id] = (call, index)
 
+    def links(self, chain: bytes, messages: Sequence[Message]) -> list[bytes]:
+        """The chain after each message that follows what `chain` stands for."""
+        found = []
+        for message in messages:
+            chain = link(chain, message)
+            if message.author is Author.ASSISTANT and self._origin(chain, message) is None and (more := rewritable(message)):
+                chain = _hash(chain, more)
+            found.append(chain)
+        return found
+
     def anchor(self, messages: Sequence[Message], chains: Sequence[bytes]) -> Anchor | None:
         """The last message that is a recorded answer with exactly this history before it."""
         for index in range(len(messages) - 1, -1, -1):
@@ -128,10 +144,14 @@ class Conversation:
         found: dict[int, str] = {}
         for index, message in enumerate(messages):
             if message.author is Author.ASSISTANT:
-                call = self.answers.get(chains[index]) or self._by_tool_calls(message)
+                call = self._origin(chains[index], message)
                 if call is not None:
                     found[index] = call
         return found
+
+    def _origin(self, chain: bytes, message: Message) -> str | None:
+        """The call that gave a turn, `chain` after it."""
+        return self.answers.get(chain) or self._by_tool_calls(message)
 
     def _by_tool_calls(self, message: Message) -> str | None:
         origins = {self.tool_calls.get(call.id, ("", 0))[0] for call in message.calls}

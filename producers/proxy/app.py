@@ -124,7 +124,8 @@ class _Endpoints:
         """Who asks, and what."""
         execution = self._execution(request)
         body = await read_body(request, self._service.settings)
-        return execution, dialect.parse(body, self._service.histories.last(execution))
+        known = self._service.executions.get(execution)
+        return execution, dialect.parse(body, self._service.histories.last(execution), known.conversation if known else None)
 
     def _execution(self, request: Request) -> str:
         execution = execution_of(self._secret, _token(request))

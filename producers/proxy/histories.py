@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gyre_engine.trees.conversation import Author, Message, begin, links, steady
+from gyre_engine.trees.conversation import Author, Conversation, Message, begin, steady
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,16 @@ class History:
 
 
 def read_history(
-    raw_head: Any, read_head: Callable[[], Head], raw: Sequence[Any], read: Reader, last: History | None, nbytes: int
+    raw_head: Any,
+    read_head: Callable[[], Head],
+    raw: Sequence[Any],
+    read: Reader,
+    last: History | None,
+    sampled: Conversation | None,
+    nbytes: int,
 ) -> History:
-    """The history of a request; `last` is what its execution said before."""
+    """The history of a request; `last` is what its execution said before, `sampled` what it was answered."""
+    links = (sampled or Conversation()).links
     if last is not None and last.head.raw == raw_head and (known := last.shared(raw)):
         head, start = last.head, last.ends[known - 1]
         messages, ends, chains = list(last.messages[:known]), list(last.ends[:known]), list(last.chains[:known])

@@ -29,7 +29,7 @@ from gyre_engine.events.calls import ExecutionClosed, Finish, ModelCall, TreeClo
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.log.topics import ensure_topics
-from gyre_engine.trees.conversation import Author, Message, ToolCall, begin, link, links, wire_id
+from gyre_engine.trees.conversation import Author, Message, ToolCall, begin, link, wire_id
 from gyre_engine.trees.path import call_id
 from infra.broker.broker import Broker, BrokerSettings
 from producers.proxy.exchange import Ask
@@ -72,7 +72,7 @@ class Agent:
         """A new context."""
         base = begin(orjson.dumps(TOOLS, option=orjson.OPT_SORT_KEYS))
         self.messages = [Message(Author.SYSTEM, "You are an agent."), Message(Author.USER, f"{task} {self.results[0]}")]
-        self.chains = links(base, self.messages)
+        self.chains = self.execution.conversation.links(base, self.messages)
 
     def call(self, number: int) -> ModelCall:
         """One call: its prompt, its record, and the record taken up."""
@@ -109,7 +109,7 @@ class Agent:
         else:
             result = f"{number}: {self.results[number % 50]}"
             new = [answer, Message(Author.TOOL, result, answers=answer.calls[0].id)]
-        self.chains = [*self.chains, *links(self.chains[-1], new)]
+        self.chains = [*self.chains, *self.execution.conversation.links(self.chains[-1], new)]
         self.messages = [*self.messages, *new]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gyre_engine.events.calls import Finish
-from gyre_engine.trees.conversation import Author, Message, ToolCall
+from gyre_engine.trees.conversation import Author, Conversation, Message, ToolCall
 from producers.proxy.dialects.body import flat, ignored, limit, load, model_of, require_flat, spelled, text
 from producers.proxy.dialects.openai import error_body, model_list, refusal
 from producers.proxy.dialects.port import Counts, Refuses, Whole
@@ -42,7 +42,7 @@ class Chat:
         """Its clients send nothing that others do not."""
         return False
 
-    def parse(self, body: bytes, last: History | None = None) -> Ask:
+    def parse(self, body: bytes, last: History | None = None, sampled: Conversation | None = None) -> Ask:
         """The request in `body`. Raises ProxyError (400) naming the field."""
         fields = load(body)
         model, messages = model_of(fields), fields.get("messages")
@@ -60,6 +60,7 @@ class Chat:
                 messages,
                 flat(one_by_one(_message), "messages"),
                 last,
+                sampled,
                 len(body),
             ),
             max_tokens=limit(fields, "max_completion_tokens", "max_tokens"),

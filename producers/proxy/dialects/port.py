@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gyre_engine.trees.conversation import Conversation
 from producers.proxy.exchange import Answer, Ask, Piece, ProxyError
 from producers.proxy.histories import History
 
@@ -75,8 +76,11 @@ class Dialect(Protocol):
     def speaks(self, headers: Mapping[str, str]) -> bool:
         """Whether a request to a path that is nobody's comes from one of its clients. headers: names in lower case."""
 
-    def parse(self, body: bytes, last: History | None = None) -> Ask:
-        """The request in `body`; `last` is what its execution said before. Raises ProxyError (4xx) naming the field."""
+    def parse(self, body: bytes, last: History | None = None, sampled: Conversation | None = None) -> Ask:
+        """The request in `body`; `last` is what its execution said before, `sampled` what it was answered.
+
+        Raises ProxyError (4xx) naming the field.
+        """
 
     def answer(self, found: Answer, ask: Ask) -> bytes:
         """The body of a whole answer."""

@@ -170,13 +170,15 @@ async def test_closing_waits_for_the_records_of_aborted_calls(make_stack: MakeSt
 
 
 def test_the_chain_in_the_record_is_what_the_next_request_hashes_to(rendering: Rendering) -> None:
-    from gyre_engine.trees.conversation import Author, Message, ToolCall, link, links
+    from gyre_engine.trees.conversation import Author, Conversation, Message, ToolCall, link
 
     history = [Message(Author.USER, "q"), Message(Author.ASSISTANT, " a ", "thought", (ToolCall("c1", "t", '{"a": 1}'),))]
     again = [Message(Author.USER, "q"), Message(Author.ASSISTANT, "<think>thought</think>a", "", (ToolCall("c1", "t", "{}"),))]
-    assert links(b"", history) == links(b"", again)
-    assert links(b"", history)[1] == link(links(b"", history)[0], again[1])
-    assert links(b"x", history)[1] != links(b"", history)[1]
+    said = Conversation()
+    recorded = link(link(b"", history[0]), history[1])
+    said.learn("call", recorded, ["c1"])
+    assert said.links(b"", history)[1] == said.links(b"", again)[1] == recorded
+    assert said.links(b"x", history)[1] != recorded
 
 
 def test_the_proxy_loads_neither_torch_nor_transformers() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from gyre_engine.trees.conversation import Author, Message, steady
+from gyre_engine.trees.conversation import Author, Conversation, Message, steady
 from producers.proxy.dialects.body import few, flat, ignored, limit, load, model_of, require_flat, text
 from producers.proxy.dialects.messages.input import block_text, read
 from producers.proxy.dialects.messages.output import content, ending, error_body, status, usage
@@ -39,7 +39,7 @@ class Messages:
         """Its clients name the version of the API that they were written for."""
         return "anthropic-version" in headers
 
-    def parse(self, body: bytes, last: History | None = None) -> Ask:
+    def parse(self, body: bytes, last: History | None = None, sampled: Conversation | None = None) -> Ask:
         """The request in `body`. Raises ProxyError (400) naming the field."""
         fields = load(body)
         model, items = model_of(fields), fields.get("messages")
@@ -51,7 +51,9 @@ class Messages:
         return Ask(
             dialect=self.name,
             model=model,
-            history=read_history([system, tools], lambda: _head(system, tools), items, flat(read, "messages"), last, len(body)),
+            history=read_history(
+                [system, tools], lambda: _head(system, tools), items, flat(read, "messages"), last, sampled, len(body)
+            ),
             max_tokens=limit(fields, "max_tokens"),
             stream=bool(fields.get("stream")),
             notes=(*ignored(fields, _IGNORED), *_choice(fields.get("tool_choice")), *_left_out(tools)),

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gyre_engine.trees.conversation import Author, Message
+from gyre_engine.trees.conversation import Author, Conversation, Message
 from producers.proxy.dialects.body import few, flat, ignored, limit, load, model_of, require_flat
 from producers.proxy.dialects.openai import model_list, refusal
 from producers.proxy.dialects.port import Counts, Refuses, Whole
@@ -53,7 +53,7 @@ class Responses:
         """Its clients send nothing that others do not."""
         return False
 
-    def parse(self, body: bytes, last: History | None = None) -> Ask:
+    def parse(self, body: bytes, last: History | None = None, sampled: Conversation | None = None) -> Ask:
         """The request in `body`. Raises ProxyError (400) naming the field."""
         fields = load(body)
         model = model_of(fields)
@@ -62,7 +62,7 @@ class Responses:
         return Ask(
             dialect=self.name,
             model=model,
-            history=read_history(head.raw, lambda: head, raw, flat(reader(head.named), "input"), last, len(body)),
+            history=read_history(head.raw, lambda: head, raw, flat(reader(head.named), "input"), last, sampled, len(body)),
             max_tokens=limit(fields, "max_output_tokens"),
             stream=bool(fields.get("stream")),
             notes=(*head.named.notes, *_notes(fields)),
