@@ -9,7 +9,8 @@ tools), whether it offered tools, how many messages it had, where it hangs, and 
   at least as many messages as the agent's latest call had, after the agent's first answer. It takes the agent's class.
 - *sub-agent*: another shape with tools, or without tools but with several turns in one context.
 - *side*: any other call without tools: one turn on a root of its own.
-- *abandoned*: the same prompt was sampled again and no later context goes on from this answer.
+- *abandoned*: the same prompt was sampled again and no later context goes on from this answer. What may not be trained on (another
+  model's answer is context) makes no answer of the policy abandoned.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def infer_roles(calls: Sequence[CallFacts]) -> tuple[Role, ...]:
     roles: list[Role] = []
     for index in range(len(calls)):
         roles.append(calls[index].role or _role(calls, roles, goes_on.get(index), index, main, turning))
-    for index in _abandoned(twins, set(goes_on.values())):
+    for index in _abandoned(calls, twins, set(goes_on.values())):
         if roles[index] is not Role.SIDE and calls[index].role is None:
             roles[index] = Role.ABANDONED
     return tuple(roles)
@@ -116,12 +117,18 @@ def _continues(calls: Sequence[CallFacts], place: Mapping[str, int], twins: Mapp
     return before
 
 
-def _abandoned(twins: Mapping[Prompt, Sequence[int]], continued: set[int]) -> list[int]:
+def _abandoned(calls: Sequence[CallFacts], twins: Mapping[Prompt, Sequence[int]], continued: set[int]) -> list[int]:
     """Calls whose prompt was sampled more than once and whose answer nothing goes on from; the last where nothing
     does.
     """
     found: list[int] = []
     for same in twins.values():
-        kept = [index for index in same if index in continued] or same[-1:]
+        own = [index for index in same if calls[index].trainable]
+        kept = {*_kept(same, continued), *_kept(own, continued)}
         found.extend(index for index in same if index not in kept)
     return sorted(found)
+
+
+def _kept(same: Sequence[int], continued: set[int]) -> Sequence[int]:
+    """Of calls with one prompt those that something goes on from, else the last."""
+    return [index for index in same if index in continued] or same[-1:]

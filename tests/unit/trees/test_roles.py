@@ -123,6 +123,23 @@ def test_of_two_samples_of_one_prompt_the_one_that_goes_on_is_kept() -> None:
     assert none_used.roles() == [AB, M]
 
 
+def test_another_models_answer_to_the_same_prompt_abandons_no_answer_of_the_policy() -> None:
+    """A frozen judge is asked what the policy was asked, before or after it: the policy's answer stands, the judge's is context."""
+    frozen = {"untrainable": "sampled by the frozen model 'judge', not by the policy"}
+    after, before, gone_on, asked_again = Agent(), Agent(), Agent(), Agent()
+    for agent in (after, gone_on, asked_again):
+        agent.call(None, None, 10, 4)
+        agent.call("c0", 10, 0, 5, **frozen)
+    before.call(None, None, 10, 4, **frozen)
+    before.call("c0", 10, 0, 5)
+    gone_on.call("c1", None, 2, 3, messages=4)
+    asked_again.call("c0", 10, 0, 6)
+    assert after.roles() == [M, M]
+    assert before.roles() == [AB, M]
+    assert gone_on.roles() == [M, M, M]
+    assert asked_again.roles() == [AB, AB, M]
+
+
 def test_c16_a_rewritten_history_branches_inside_the_answer_and_abandons_nothing() -> None:
     """C16: The template drops the thinking of turn 1: turn 2 leaves turn 1's path at its first sampled token."""
     agent = Agent()
