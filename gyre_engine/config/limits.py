@@ -68,7 +68,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def problems(config: Config) -> list[Problem]:
     """Everything in `config` that cannot work."""
     checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (
-        _ranges, _names, _data, _models, _roles, _relations, _schedule, _harbor,
+        _ranges, _names, _data, _models, _roles, _selection, _relations, _schedule, _harbor,
     )  # fmt: skip
     return [problem for check in checks for problem in check(config)]
 
@@ -181,6 +181,13 @@ def _roles(config: Config) -> Iterator[Problem]:
         if not rule.system and not rule.user and rule.tools == "any":
             text = "a rule of [[roles]] must look at something: give system, user or tools"
             yield Problem(text, (("roles", index),))
+
+
+def _selection(config: Config) -> Iterator[Problem]:
+    for role in config.selection.roles:
+        if role not in ROLES:
+            text = f"selection.roles may hold {_listed(ROLES)}; got {role!r}{nearest(role, ROLES)}"
+            yield Problem(text, (("selection", "roles"),))
 
 
 def _relations(config: Config) -> Iterator[Problem]:

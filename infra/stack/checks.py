@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 from tokenizers import Tokenizer
 
 from consumers.scoring.loading import ScorerError, load_scorer
 from gyre_engine.config import SANDBOX, Config, ConfigError, DataSourceConfig, Problem
+from gyre_engine.config.limits import nearest
 from gyre_engine.harbor import HarborError, check_environment
 from gyre_engine.sampling.script_file import ScriptUnreadable, read_script
 from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
@@ -29,6 +31,7 @@ def check_before_start(config: Config) -> None:
     """Raises one ConfigError with everything that would keep the run from starting: each the thing and the remedy."""
     checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (
         _model,
+        _renderer,
         _keys,
         _splits,
         _tasks,
@@ -64,6 +67,23 @@ def _broken_files(model: Path) -> Iterator[str]:
         yield f"{model / 'config.json'} cannot be read"
     except ValueError as error:
         yield f"{model / 'config.json'} is not JSON: {error}"
+
+
+def _renderer(config: Config) -> Iterator[Problem]:
+    """`auto` is not looked up here: importing the library takes a second, which a name that was written down alone is worth."""
+    name = config.model.renderer
+    if name == "auto" or name in (known := _renderers()):
+        return
+    text = f"model.renderer must be auto or one of the library renderers ({', '.join(known)}); got {name!r}{nearest(name, known)}"
+    yield Problem(text, (("model", "renderer"),))
+
+
+def _renderers() -> tuple[str, ...]:
+    """The names that the proxy can make a renderer of; one of `renderers` that is code of your own needs more than a name."""
+    from renderers.configs import CustomRendererConfig, RendererConfig
+
+    kinds = get_args(get_args(RendererConfig)[0])
+    return tuple(sorted({kind.model_fields["name"].default for kind in kinds if kind is not CustomRendererConfig} - {"auto"}))
 
 
 def _keys(config: Config) -> Iterator[Problem]:

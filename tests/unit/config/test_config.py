@@ -60,6 +60,10 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ("batch = 3\n", r"line 1: batch must be a section, \[batch\], got 3"),
         ("[selection]\nroles = ['main', 3]\n", r"line 2: selection.roles must be str \(a text in quotes\), got 3"),
         (
+            "[selection]\nroles = ['main', 'mian']\n",
+            "line 2: selection.roles may hold main, main-summary, .*; got 'mian'. Did you mean \"main\"",
+        ),
+        (
             '[schedule]\npolicy = "asynch"\n',
             'line 2: schedule.policy must be one of paper, .*; got .asynch.. Did you mean "async"',
         ),

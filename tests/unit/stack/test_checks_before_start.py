@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from renderers.configs import config_from_name
 
 from gyre_engine.config import ConfigError, load_config, read_source
 from infra.stack import checks
@@ -71,6 +72,27 @@ def test_every_file_that_a_model_lacks_is_named(experiment: Path, tmp_path: Path
     assert [word for word in ("tokenizer.json", "*.safetensors", "config.json") if any(word in line for line in said)] == [
         "tokenizer.json", "*.safetensors", "config.json"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "near"), [("qwen33", "qwen3"), ("glm5", "glm-5"), ("kimi_k2", "kimi-k2")])
+def test_a_renderer_that_is_not_there_is_told_with_the_nearest(experiment: Path, wrong: str, near: str) -> None:
+    experiment.write_text(experiment.read_text().replace('path = "model"', f'path = "model"\nrenderer = "{wrong}"', 1))
+    [line] = problems(experiment)
+    assert line.startswith(f"config error in {experiment}, line 3: model.renderer must be auto or one of")
+    assert line.endswith(f"got '{wrong}'. Did you mean \"{near}\"?")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "default", "llama-3"])
+def test_a_renderer_that_the_proxy_can_make_passes(experiment: Path, name: str) -> None:
+    config_from_name(name)  # as the proxy does it
+    check_before_start(load_config(experiment, [f"model.renderer={name}"]))
+
+
+def test_what_is_code_of_ones_own_is_no_renderer_by_its_name(experiment: Path) -> None:
+    with pytest.raises(ValueError, match="custom"):
+        config_from_name("custom")
+    with pytest.raises(ConfigError, match="got 'custom'"):
+        check_before_start(load_config(experiment, ["model.renderer=custom"]))
 
 
 def test_every_broken_task_is_told_up_to_a_number(experiment: Path, tmp_path: Path) -> None:
