@@ -47,6 +47,8 @@ _ONE_OF = {
     "loss.name": ("ppo", "grpo", "reinforce", "gspo"),
     "loss.aggregate": ("two-level", "token", "sequence"),
 }
+_RENAMED = {"schedule.policy": {"elastic": "paper"}}
+"""By key, values of earlier versions and what they are called now."""
 _RANGES: dict[str, tuple[float, float, bool]] = {
     # name: (least, most, whether the least itself is allowed)
     "optimizer.lr": (0.0, 10.0, False), "optimizer.beta1": (0.0, 0.999999, True), "optimizer.beta2": (0.0, 0.999999, True),
@@ -92,7 +94,9 @@ def _in_words(least: float, most: float, inclusive: bool) -> str:
 def _names(config: Config) -> Iterator[Problem]:
     for name, allowed in _ONE_OF.items():
         if (value := _get(config, name)) not in allowed and not (name == "harness.name" and value.startswith(HARBOR)):
-            yield Problem(f"{name} must be one of {_listed(allowed)}; got {value!r}{nearest(value, allowed)}", (keys_of(name),))
+            now = _RENAMED.get(name, {}).get(value)
+            hint = f'. It is now called "{now}"' if now else nearest(value, allowed)
+            yield Problem(f"{name} must be one of {_listed(allowed)}; got {value!r}{hint}", (keys_of(name),))
     for name in _WORDS:
         if not _WORD.fullmatch(value := _get(config, name)):
             yield Problem(f"{name} must be a word of letters, digits, - and _ (at most 80), got {value!r}", (keys_of(name),))

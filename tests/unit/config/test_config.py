@@ -63,6 +63,7 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
             "[selection]\nroles = ['main', 'mian']\n",
             "line 2: selection.roles may hold main, main-summary, .*; got 'mian'. Did you mean \"main\"",
         ),
+        ('[schedule]\npolicy = "elastic"\n', 'line 2: schedule.policy must be .*; got .elastic.. It is now called "paper"$'),
         (
             '[schedule]\npolicy = "asynch"\n',
             'line 2: schedule.policy must be one of paper, .*; got .asynch.. Did you mean "async"',
