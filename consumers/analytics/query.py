@@ -62,20 +62,23 @@ def reader_address(url: str, database: str = DATABASE) -> Address:
     return address(url, user=READER, password="", database=database)
 
 
-def query(at: Address, sql: str, form: str | None = None, output: Output | None = None) -> int:
-    """Run `sql` and print its rows. The exit code: 0, or 1 with what is wrong on the error stream."""
+def query(at: Address, sql: str, form: str | None = None, output: Output | None = None, *, absent: str = "") -> int:
+    """Run `sql` and print its rows. The exit code: 0, or 1 with what is wrong on the error stream.
+
+    absent:  what to say where no server answers, for a caller that knows why
+    """
     out, sql = output or Output.standard(), sql.strip()
     if is_empty(sql):
         return _refused(out, EMPTY)
     try:
         client = connect(at)
     except (ClickHouseError, OSError) as error:
-        return _refused(out, _unreachable(error, at))
+        return _refused(out, _unreachable(error, at, absent))
     try:
         _print(client, sql, form, out)
     except (ClickHouseError, OSError) as error:
         refusal = Refusal.of(error)
-        return _refused(out, explain(refusal, sql, client, sorted(FORMATS)) if refusal else _unreachable(error, at))
+        return _refused(out, explain(refusal, sql, client, sorted(FORMATS)) if refusal else _unreachable(error, at, absent))
     finally:
         client.close()
     return 0
@@ -188,9 +191,9 @@ def _is_number(kind: str) -> bool:
     return inner.startswith(("Int", "UInt", "Float", "Decimal"))
 
 
-def _unreachable(error: Exception, at: Address) -> str:
+def _unreachable(error: Exception, at: Address, absent: str) -> str:
     if refusal := Refusal.of(error):
         return f"ClickHouse at {at.host}:{at.port}: {' '.join(refusal.text.split())}"
-    return (
+    return absent or (
         f"no ClickHouse answers at {at.host}:{at.port} ({type(error).__name__}): start the stack (gyre up), or set clickhouse.url"
     )

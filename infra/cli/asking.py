@@ -6,18 +6,35 @@ from consumers.analytics.query import embedded_query, query, reader_address
 from infra.cli.errors import CommandError
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
-from infra.supervisor.state import read_state
+from infra.supervisor.spec import State
+from infra.supervisor.state import StackState, read_state
+
+OWNERS = ("analytics", "clickhouse")
+"""The processes, of a run and of `gyre up`, that serve the folder's ClickHouse."""
 
 
 def ask(folder: StackFolder, sql: str, form: str | None) -> int:
     """Print the rows; the exit status."""
     state = read_state(folder.root)
+    if state is not None and state.serving and (served := state.facts.get("clickhouse_url")):
+        own = folder.private().get("clickhouse.url")
+        return query(reader_address(own or str(served)), sql, form, absent="" if own else _why_absent(folder, state))
     launch = Launch.load(folder) if folder.launch.exists() else None
-    running = state is not None and state.serving
-    if state is not None and running and state.facts.get("clickhouse_url"):
-        return query(reader_address(folder.private().get("clickhouse.url", str(state.facts["clickhouse_url"]))), sql, form)
-    if launch is not None and launch.clickhouse_url and (running or launch.settings.clickhouse.url):
+    if launch is not None and launch.settings.clickhouse.url:
         return query(reader_address(folder.private().get("clickhouse.url", launch.clickhouse_url)), sql, form)
+    if state is not None and state.serving and "clickhouse_url" not in state.facts:
+        raise CommandError(_why_absent(folder, state))
     if not folder.clickhouse.exists():
         raise CommandError(f"{folder.root} holds no ClickHouse data: run an experiment with clickhouse.enabled first")
     return embedded_query(folder.clickhouse, sql, form)
+
+
+def _why_absent(folder: StackFolder, state: StackState) -> str:
+    """Why the ClickHouse of a stack that runs does not answer, and what to do."""
+    owner = next((p for p in state.processes if p.name in OWNERS), None)
+    if owner is None or not owner.last_exit:
+        return f"the stack in {folder.root} is still starting, and its ClickHouse does not answer yet: try again in a moment"
+    log = folder.logs / f"{owner.name}.log"
+    if owner.state is State.FAILED:
+        return f"{owner.name}, which serves ClickHouse, {owner.last_exit} and was given up; its log is {log}"
+    return f"{owner.name}, which serves ClickHouse, {owner.last_exit} and starts again: try again in a moment; its log is {log}"
