@@ -77,8 +77,8 @@ def _weighted(parts: Mapping[str, float], weights: Mapping[str, float], bounds: 
         (value,) = parts.values()
         return Score(_in_bounds("reward.json", value, bounds), parts)
     if not weights:
-        raise EvaluationBroken(f"reward.json has several keys ({', '.join(sorted(parts))}): set reward.weights (scoring.weights)")
+        raise EvaluationBroken(f"reward.json has several keys ({', '.join(sorted(parts))}): set scoring.weights")
     missing = sorted(set(weights) - set(parts))
     if missing:
-        raise EvaluationBroken(f"reward.json lacks {', '.join(missing)}, which reward.weights names")
+        raise EvaluationBroken(f"reward.json lacks {', '.join(missing)}, which scoring.weights names")
     return Score(_in_bounds("reward.json", sum(weights[key] * parts[key] for key in sorted(weights)), bounds), parts)

@@ -259,7 +259,7 @@ class ScoringConfig:
     scorer: str = opt("verifier", "verifier, or MODULE:CLASS.")
     attempts: int = opt(2, "Evaluations of one execution before a failure is final.")
     concurrent: int = opt(2, "Verifiers that run at once.")
-    weights: dict[str, float] = opt(dict, "reward.weights: weight of each key of a reward.json that has several.")
+    weights: dict[str, float] = opt(dict, "Weight of each key of a reward.json that has several.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from gyre_engine.log.settings import KafkaSettings, producer_properties
 _PROBE_SECONDS = 1.0
 _WARM_SECONDS = 2.0
 _NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+_ROOM = "raise max.message.bytes of the topic, or message.max.bytes of its brokers"
 
 
 class KafkaLog:
@@ -119,7 +120,7 @@ class KafkaLog:
         limit = self.settings.message_max_bytes - 4096
         if len(value) > limit:
             raise EventTooLarge(
-                f"a {event.TYPE} event of {len(value):,} bytes; the log takes {limit:,} (kafka.message_max_bytes)"
+                f"a {event.TYPE} event of {len(value):,} bytes; the log takes {limit:,} at most (KafkaSettings.message_max_bytes)"
             )
         headers = [("type", event.TYPE.encode()), ("version", str(event.VERSION).encode())]
         return self._send(event.TOPIC, record_key(event, self.run), value, headers, at_ms)
@@ -173,7 +174,7 @@ class KafkaLog:
                 f"the log at {self.settings.bootstrap_servers} has no topic {name}: declare it (ensure_topics) first"
             )
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            return EventTooLarge(f"an event for {topic} is larger than {name} takes: raise kafka.message_max_bytes")
+            return EventTooLarge(f"an event for {topic} is larger than {name} takes: {_ROOM}")
         return self._unavailable(f"refused an event for {topic}: {error.str()}")
 
     def _unavailable(self, what: str) -> LogUnavailable:

@@ -34,7 +34,7 @@ class SelectionSettings:
         if self.j_max < 1:
             raise ValueError(f"selection.j_max is {self.j_max}; at least one trajectory must be taken")
         if len(set(self.train_roles)) != len(self.train_roles):
-            raise ValueError(f"selection.train_roles names a role twice: {', '.join(self.train_roles)}")
+            raise ValueError(f"selection.roles names a role twice: {', '.join(self.train_roles)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,5 +171,5 @@ def require_free(host: str, port: int) -> None:
         except OSError as error:
             raise BrokerError(
                 f"port {port} on {host} cannot be used ({error.strerror}): "
-                "stop what listens there, or set kafka.port = 0 for a free one."
+                "stop what listens there, or start again: where no port is given, a free one is taken."
             ) from error

@@ -38,7 +38,7 @@ def no_environment_stays(tmp_path: Path) -> Any:
         (f"echo 7 >{WROTE}/reward.txt", "not between 0 and 1"),
         (f"echo nan >{WROTE}/reward.txt", "not between 0 and 1"),
         (f"echo 1 >/tmp/r; ln -s /tmp/r {WROTE}/reward.txt", "plain file"),
-        (f'echo \'{{"a": 1, "b": 0}}\' >{WROTE}/reward.json', "set reward.weights"),
+        (f'echo \'{{"a": 1, "b": 0}}\' >{WROTE}/reward.json', "set scoring.weights"),
         ("sleep 600", "did not end within 2 s"),
     ],
 )

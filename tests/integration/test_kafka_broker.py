@@ -29,7 +29,7 @@ def test_a_port_in_use_is_named_with_the_remedy(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(BrokerError, match=rf"port {port} on 127.0.0.1 cannot be used.*set kafka.port = 0"):
+        with pytest.raises(BrokerError, match=rf"port {port} on 127.0.0.1 cannot be used.*a free one is taken"):
             Broker(BrokerSettings(tmp_path, port=port)).start()
 
 

@@ -118,7 +118,7 @@ async def test_a_verifier_that_fails_is_tried_again_and_counted_once(tmp_path: P
         (": >/logs/verifier/reward.txt", "does not hold a number"),
         ("echo nan >/logs/verifier/reward.txt", "not between 0 and 1"),
         ("echo 7 >/logs/verifier/reward.txt", "not between 0 and 1"),
-        ('echo \'{"a": 1, "b": 0}\' >/logs/verifier/reward.json', "set reward.weights"),
+        ('echo \'{"a": 1, "b": 0}\' >/logs/verifier/reward.json', "set scoring.weights"),
         ("echo '[1]' >/logs/verifier/reward.json", "must be an object"),
         ("ln -s /etc/passwd /logs/verifier/reward.txt", "plain file"),
         ("rmdir /logs/verifier && ln -s /app /logs/verifier && echo 1 >/app/reward.txt", "log folder"),

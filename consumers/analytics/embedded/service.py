@@ -80,7 +80,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        text = f"ClickHouse cannot listen on {host}:{port} ({error.strerror}): set clickhouse.port to a free one"
-        raise RuntimeError(text) from error
+        raise RuntimeError(
+            f"ClickHouse cannot listen on {host}:{port} ({error.strerror}): "
+            "stop what listens there, or start again: where no port is given, a free one is taken"
+        ) from error
     listener.listen(128)
     return listener
