@@ -63,7 +63,8 @@ def outcome(info: RunInfo, here: str, *, shared: bool = False) -> str:
     if info.run == here:
         return "running"
     if info.ended is not None:
-        return f"{info.ended.outcome}, {info.ended.steps} steps" + (f": {info.ended.reason}" if info.ended.reason else "")
+        reason = " ".join(info.ended.reason.partition("\n")[0].split())  # earlier versions wrote several lines
+        return f"{info.ended.outcome}, {info.ended.steps} steps" + (f": {reason}" if reason else "")
     end = "ended without a word (killed, or its machine went away)" + (", or running from another folder" if shared else "")
     return f"{end}; go on with `gyre run --resume {info.run}`"
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from textwrap import shorten
 
 from rich.console import Console
 from rich.live import Live
@@ -24,6 +25,8 @@ from infra.stack.layout import StackFolder
 from infra.stack.session import Session, StackEnded, versions
 from infra.supervisor.spec import SupervisorEvent
 
+REASON_LIMIT = 800
+"""Characters of a run's reason for ending."""
 STATED = {"ended", "restarting", "gave-up"}
 
 
@@ -68,13 +71,18 @@ def train(config: Config, folder: StackFolder, console: Console, *, resumed: Res
             reason = str(error)
             raise CommandError(reason) from error
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error)[:500]}"
+            reason = reason_of(error)
             raise
         finally:
             session.stop(outcome, reason)
     seconds = time.monotonic() - session.began
     final_table(session.view, console, seconds)
     return Ran(session.run, session.view, seconds)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a run ended, on one line: `gyre runs` shows one a run."""
+    return shorten(f"{type(error).__name__}: {error}", REASON_LIMIT, placeholder=" ...")
 
 
 @contextmanager

@@ -12,11 +12,16 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 logger = logging.getLogger(__name__)
 
 LIMIT_BYTES = 16 << 20
 KEPT = 3
+TAIL_BYTES = 32 << 10
+"""How much of a log's end is looked at for an error."""
+TRACEBACK = "Traceback (most recent call last):"
+LINE_LIMIT = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,15 @@ class Logs:
                 return log.read().decode(errors="replace").strip()
         except FileNotFoundError:
             return ""
+
+    def last_error(self, name: str) -> str:
+        """One line of the end of a process' log: the exception of the last traceback, or else the last line that is not indented;
+        empty where it has none. What is too long is cut between words."""
+        lines = self.tail(name, TAIL_BYTES).splitlines()
+        whole = [line for line in lines if line.strip() and not line[0].isspace()]
+        traces = [at for at, line in enumerate(whole) if line.startswith(TRACEBACK)]
+        at = traces[-1] + 1 if traces and traces[-1] + 1 < len(whole) else -1
+        return shorten(whole[at], LINE_LIMIT, placeholder=" ...") if whole else ""
 
     def _put_away(self, file: Path) -> None:
         self._make_room(file)

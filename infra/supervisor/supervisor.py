@@ -32,7 +32,8 @@ STOP_SECONDS = 8.5
 
 
 class ProcessGaveUp(RuntimeError):
-    """A process kept ending and its budget of restarts is spent; the text names it, its last exit, and the end of its log."""
+    """A process kept ending and its budget of restarts is spent; the text, one line, names it, its last exit, its log and what
+    that says last."""
 
 
 class NotReady(RuntimeError):
@@ -113,9 +114,7 @@ class Supervisor:
             while not (charge.state in (State.RUNNING, State.DONE) and charge.says_ready()):
                 self._require_alive(charge)
                 if self._stopping.is_set() or time.monotonic() > until:
-                    raise NotReady(
-                        f"{name} was not ready within {seconds:.0f} s; its log is {self.log_file(name)}{self.tail(name)}"
-                    )
+                    raise NotReady(f"{name} was not ready within {seconds:.0f} s; {self.last_error(name)}")
                 with self._changed:
                     self._changed.wait(0.05)
 
@@ -151,16 +150,16 @@ class Supervisor:
         """Where a process writes its stdout and stderr."""
         return self._logs.file(name)
 
-    def tail(self, name: str, size: int = 1500) -> str:
-        """The end of a process' log."""
-        text = self._logs.tail(name, size)
-        return f"\n{text}" if text else ""
+    def last_error(self, name: str) -> str:
+        """Where a process' log is and the error that stands last in it, on one line."""
+        said = self._logs.last_error(name)
+        return f"its log is {self.log_file(name)}{f': {said}' if said else ''}"
 
     def _require_alive(self, charge: Charge) -> None:
         if charge.state is State.FAILED:
             name = charge.spec.name
             raise ProcessGaveUp(
-                f"{name} {charge.last_exit} and was restarted {charge.restarts} times; it is given up.{self.tail(name)}"
+                f"{name} {charge.last_exit} and was restarted {charge.restarts} times; it is given up; {self.last_error(name)}"
             )
 
     def _order(self, work: Callable[[], None]) -> None:
@@ -260,7 +259,7 @@ class Supervisor:
     def _fail_children(self, nest: Nest) -> None:
         for charge in list(self._charges.values()):
             if charge.spec.heavy and charge.spec.parent == nest.name:
-                charge.fail(f"has no parent: {nest.name} {nest.policy.last_exit}{self.tail(nest.name)}")
+                charge.fail(f"has no parent: {nest.name} {nest.policy.last_exit} ({self.last_error(nest.name)})")
 
     def _end_all(self) -> None:
         until = time.monotonic() + self._stop_seconds

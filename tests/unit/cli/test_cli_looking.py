@@ -10,6 +10,7 @@ from gyre_engine.log.memory import MemoryLog
 from gyre_engine.log.runs import RunInfo
 from infra.cli.errors import CommandError
 from infra.cli.looking import outcome, status_rows, tail
+from infra.cli.running import REASON_LIMIT, reason_of
 from infra.supervisor.spec import ProcessStatus, State
 
 
@@ -44,6 +45,19 @@ def test_an_ended_run_tells_its_end_unless_it_was_resumed_here():
     ended = RunEnded(run="r-1", outcome="stopped", reason="interrupted", steps=3)
     assert outcome(info(ended), "") == "stopped, 3 steps: interrupted"
     assert outcome(info(ended), "r-1") == "running"
+
+
+def test_a_reason_of_several_lines_as_earlier_versions_wrote_it_is_told_by_its_first():
+    reason = "ProcessGaveUp: proxy\tended with status 1; it is given up.\nw__\n    raise ValueError(\n"
+    ended = RunEnded(run="r-1", outcome="failed", reason=reason, steps=0)
+    assert outcome(info(ended), "") == "failed, 0 steps: ProcessGaveUp: proxy ended with status 1; it is given up."
+
+
+def test_the_reason_of_an_end_is_one_line_of_whole_words():
+    assert reason_of(ValueError("two\nlines\tand a tab")) == "ValueError: two lines and a tab"
+    long = reason_of(ValueError("words " * 1000))
+    assert long.endswith("words ...")
+    assert len(long) <= REASON_LIMIT
 
 
 def test_the_topic_of_all_runs_can_be_looked_at():

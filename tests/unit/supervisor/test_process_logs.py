@@ -64,3 +64,48 @@ def test_the_tail_is_the_end_of_the_present_file(logs: Logs) -> None:
     logs.file("proxy").write_text("a long story\nshort\n")
     assert logs.tail("proxy", 6) == "short"
     assert logs.tail("proxy", 100) == "a long story\nshort"
+
+
+RAISED = """2026-01-01 10:00:00 INFO proxy listens
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    one()
+KeyError: 'renderer'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+    two()
+    ^^^^^
+ValueError: no renderer of this name:
+qwen33
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (RAISED, "ValueError: no renderer of this name:"),
+        (RAISED + "2026-01-01 10:00:01 INFO proxy has ended\n", "ValueError: no renderer of this name:"),
+        ("one\n" * 20_000 + RAISED, "ValueError: no renderer of this name:"),
+        ("started\ncannot start it\n\n", "cannot start it"),
+        (
+            "java.lang.IllegalStateException: broken\n\tat kafka.Kafka.main(Kafka.scala)\n",
+            "java.lang.IllegalStateException: broken",
+        ),
+        ("Traceback (most recent call last):\n", "Traceback (most recent call last):"),
+        ("\n  \n", ""),
+    ],
+)
+def test_the_last_error_is_one_line(logs: Logs, log: str, said: str) -> None:
+    logs.file("proxy").write_text(log)
+    assert logs.last_error("proxy") == said
+
+
+def test_a_long_error_ends_with_a_whole_word_and_none_is_empty(logs: Logs) -> None:
+    assert logs.last_error("proxy") == ""
+    logs.file("proxy").write_text("ValueError: " + "word " * 200)
+    said = logs.last_error("proxy")
+    assert said.endswith(" word ...")
+    assert len(said) <= 300
