@@ -44,7 +44,7 @@ class Display:
         minutes, seconds = divmod(int(now - self.began), 60)
         head = Text.assemble(
             ("gyre ", "bold"), self.run, f"   step {view.step}/{view.steps}   {minutes}:{seconds:02d}   ",
-            f"{self.rate.look(view.generated, now):,.0f} tokens/s",
+            f"{self.rate.look(view.sampled.tokens, now):,.0f} tokens/s",
         )  # fmt: skip
         parts: list[RenderableType] = [head, self._cells(view), Text(_water(view)), Text(_reward(view))]
         if view.waiting:
@@ -104,7 +104,7 @@ def final_table(view: RunView, console: Console, seconds: float) -> None:
         table.add_row(f"reward on {report.split}, version {report.version}", interval)
     table.add_row("steps", str(view.step))
     table.add_row("executions", f"{view.dispatched} dispatched, {view.finished} finished, {view.discarded} discarded")
-    table.add_row("tokens", f"{view.generated:,} sampled, {view.trained_tokens:,} trained")
+    table.add_row("tokens", f"{view.sampled.tokens:,} sampled, {view.trained_tokens:,} trained")
     table.add_row("role switches", str(view.switches))
     table.add_row("errors seen by agents", str(view.agent_errors))
     table.add_row("largest gap engine/trainer", f"{view.gap_max:.2e}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from consumers.dashboard.sampled import Sampled
 from consumers.dashboard.time_outs import TimeOuts
 from gyre_engine.events import Event
-from gyre_engine.events.calls import ExecutionClosed
+from gyre_engine.events.calls import ExecutionClosed, ModelCall, ProxyOwns
 from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, ProbeGap, RoleChanged, WaterLevelChanged, WeightsLoaded
 from gyre_engine.events.executions import Discarded, Dispatched, Ending, Finished
 from gyre_engine.events.training import EvaluationReported, StepCommitted, Waiting
@@ -22,7 +23,6 @@ class CellView:
     role: CellRole
     version: int = 0
     running: int = 0
-    generated: int = 0
     healthy: bool = True
 
 
@@ -39,6 +39,7 @@ class RunView:
     finished: int = 0
     discarded: int = 0
     time_outs: TimeOuts = field(default_factory=TimeOuts)
+    sampled: Sampled = field(default_factory=Sampled)
     switches: int = 0
     agent_errors: int = 0
     gap_max: float = 0.0
@@ -60,6 +61,8 @@ class RunView:
             case Discarded():
                 self.discarded += event.final
                 self.time_outs.see(event)
+            case ModelCall() | ProxyOwns():
+                self.sampled.see(event)
             case ExecutionClosed():
                 self.agent_errors += event.errors
             case StepCommitted():
@@ -82,7 +85,6 @@ class RunView:
             case CellHealth() if event.cell in self.cells:
                 cell = self.cells[event.cell]
                 cell.running, cell.healthy = event.running, event.healthy
-                cell.generated = event.generated_tokens or cell.generated
             case WeightsLoaded() if event.cell in self.cells:
                 self.cells[event.cell].version = event.version
             case ProbeGap():
@@ -98,11 +100,6 @@ class RunView:
     def over(self) -> bool:
         """All steps are committed."""
         return self.step >= self.steps
-
-    @property
-    def generated(self) -> int:
-        """Tokens sampled so far, by the engines' own counters."""
-        return sum(c.generated for c in self.cells.values())
 
     @property
     def trained_tokens(self) -> int:
