@@ -216,6 +216,7 @@ class CellAgent:
         if self._orders.role is CellRole.TRAINING:
             return T.TOLD_TO_TRAIN
         await self._weights.take(self._orders)
+        await self._weights.probe()
         return None
 
     async def _draining(self) -> LifeTrigger:

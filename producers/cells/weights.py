@@ -34,6 +34,7 @@ class Weights:
     tree: Tree = field(default_factory=Tree)
     patience_s: float = 0.0
     version: int = -1
+    _unprobed: Published | None = None
     _told: tuple[int, int] = (0, -1)
     _since: float = 0.0
     _tried: set[str] = field(default_factory=set)
@@ -58,7 +59,7 @@ class Weights:
                 took_us=int((time.monotonic() - began) * 1e6),
             )
         )  # fmt: skip
-        await self._probe(ordered)
+        self._unprobed = ordered
         return True
 
     async def _pulled(self, orders: Orders, ordered: Published) -> Path | None:
@@ -89,11 +90,15 @@ class Weights:
             )
         )  # fmt: skip
 
-    async def _probe(self, published: Published) -> None:
-        """Score the recorded probe with the engine: the gap between engine and trainer (learning.md, 8)."""
-        ids = published.probe_ids
-        if len(ids) < 2 or len(published.probe_logprobs) != len(ids) - 1:
+    async def probe(self) -> None:
+        """Score the probe of a version that was loaded since: the gap between engine and trainer (learning.md, 8).
+
+        Not while the engine is paused: SGLang keeps what it is asked then until it goes on.
+        """
+        published, self._unprobed = self._unprobed, None
+        if published is None or len(published.probe_ids) < 2 or len(published.probe_logprobs) != len(published.probe_ids) - 1:
             return
+        ids = published.probe_ids
         scores = await self.engine.score([int(i) for i in ids])
         gaps = [abs(a - float(b)) for a, b in zip(scores, published.probe_logprobs, strict=True)]
         mean = sum(gaps) / len(gaps)

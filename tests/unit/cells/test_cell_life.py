@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -24,15 +26,17 @@ from gyre_engine.events.cells import (
     LifeTrigger,
     Move,
     MoveExecutions,
+    ProbeGap,
     RoleChanged,
     SchedulerElected,
     SwitchRole,
 )
-from gyre_engine.events.training import CoreElected, MemberJoined, Sealed, StepCommitted, StepOpened
+from gyre_engine.events.training import CoreElected, MemberJoined, Published, Sealed, StepCommitted, StepOpened
 from gyre_engine.sampling.kv import KvTicket
 from gyre_engine.sampling.port import EngineNotServing, InFlight
 from gyre_engine.sampling.scripted import ScriptedEngine
 from gyre_engine.scheduling.life import LifeLimits, after
+from gyre_engine.transfer import Region
 from producers.cells.agent import CellAgent
 from tests.unit.cells.test_cell_agent import Life, settings
 
@@ -204,6 +208,34 @@ async def test_an_offer_is_taken_while_the_cell_samples_and_refused_while_it_tra
         await cell.until(lambda: len(cell.said(KvImported)) == 2)
         answers = [(event.rid, event.tokens, event.reason) for event in cell.said(KvImported)]  # type: ignore[attr-defined]
         assert answers == [("a", 49, ""), ("b", 0, "this cell does not sample")]
+
+
+async def test_an_engine_is_probed_once_it_goes_on(tmp_path: Path) -> None:
+    """As SGLang does, this one answers nothing while it is paused: new weights that come meanwhile must not wait for a score."""
+
+    class Silent(Engine):
+        async def score(self, input_ids: Sequence[int]) -> tuple[float, ...]:
+            await self._running.wait()
+            return (-1.0,) * (len(input_ids) - 1)
+
+    image = np.arange(64, dtype=np.uint8)
+    async with Led(tmp_path, Silent()) as cell:
+        cell.command(CellRole.TRAINING)
+        await cell.at(S.JOINING)
+        descriptor = cell._transfer.register(Region.of_array(image))
+        cell.say(
+            CoreElected(core_epoch=1, holder="p", cell="c0"),
+            Published(
+                core_epoch=1, version=1, weights_hash=hashlib.sha256(image.data).hexdigest(), descriptor=descriptor.to_bytes(),
+                nbytes=64, probe_ids=np.array([1, 2, 3], np.int32), probe_logprobs=np.array([-1.0, -1.25], np.float32),
+            ),
+        )  # fmt: skip
+        cell.command(CellRole.SAMPLING)
+        await cell.at(S.SAMPLING)
+        await cell.until(lambda: bool(cell.said(ProbeGap)))
+        [gap] = cell.said(ProbeGap)
+        assert isinstance(gap, ProbeGap)
+        assert (gap.version, gap.tokens, gap.gap_max) == (1, 2, 0.25)
 
 
 HAPPENINGS = ("train", "sample", "step", "sealed", "away", "back", "pause")
