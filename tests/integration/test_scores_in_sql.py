@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import os
 
 import pytest
 
@@ -21,6 +22,9 @@ from infra.cli.attach import Attached
 from infra.cli.errors import CommandError
 from infra.cli.judging import score
 from infra.stack.layout import StackFolder
+from infra.supervisor.children import start_ticks
+from infra.supervisor.spec import ProcessStatus, State
+from infra.supervisor.state import write_state
 
 ASKED = "select scorer, count(), avg(reward) from scores group by scorer"
 
@@ -84,6 +88,22 @@ def test_a_server_that_serves_the_folder_is_told_and_not_shut_out(attached, fold
         url_file(folder.clickhouse).write_text(f"{server.url}\n")
         score(attached(), SCORER, folder, follow=False)
         assert answer(server) == b"number\t3\t1\n"
+
+
+def test_the_clickhouse_of_gyre_up_is_told(attached, folder):
+    with Embedded(EngineSettings(folder.clickhouse), Users(folder.password())) as server:
+        me = ProcessStatus("clickhouse", State.RUNNING, os.getpid(), start_ticks(os.getpid()))
+        write_state(folder.root, {"clickhouse_url": server.url}, [me])
+        score(attached(), SCORER, folder, follow=False)
+        assert answer(server) == b"number\t3\t1\n"
+
+
+def test_a_run_that_its_stack_has_is_left_to_the_analytics_process_of_that(attached, folder):
+    run = attached()
+    me = ProcessStatus("analytics", State.RUNNING, os.getpid(), start_ticks(os.getpid()))
+    write_state(folder.root, {"run": run.info.run, "clickhouse_url": "http://127.0.0.1:1"}, [me])
+    assert "3 scored" in score(run, SCORER, folder, follow=False)
+    assert not folder.clickhouse.exists()
 
 
 def test_the_server_of_the_config_is_told_with_the_password_that_the_folder_keeps(attached, folder, tmp_path):
