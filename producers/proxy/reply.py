@@ -37,13 +37,14 @@ class Reply(Response):
         self._quiet_s = quiet_s
         self._gone = asyncio.Event()
         self._opened = False
+        self._left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answering = asyncio.ensure_future(self._answer(send))
         watching = asyncio.ensure_future(self._watch(receive))
         try:
             await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
+            if answering.done() and not answering.cancelled():
                 answering.result()
         finally:
             for task in (answering, watching):
@@ -52,7 +53,10 @@ class Reply(Response):
             self._leave()
 
     def _leave(self) -> None:
-        """The call, or the wait for one."""
+        """The call, or the wait for one. Once, and at once: the client may be asking something else already."""
+        if self._left:
+            return
+        self._left = True
         if not self._begun.done():
             self._begun.cancel()
         elif not self._begun.cancelled() and self._begun.exception() is None:
@@ -67,6 +71,7 @@ class Reply(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone.set()
+        self._leave()
 
     async def _answer(self, send: Send) -> None:
         with contextlib.suppress(OSError):
@@ -161,7 +166,7 @@ class Reply(Response):
 
     def _count(self, problem: ProxyError) -> None:
         """What the proxy could not do, as the agent sees it; what the agent did wrong is its own."""
-        if problem.status >= 500:
+        if problem.status >= 500 and not self._gone.is_set():
             self._call.failed()
 
     def _delivered(self) -> None:

@@ -170,10 +170,15 @@ class Service:
                 del self._arrivals[execution_id]
 
     async def _wait_for_deserted(self, execution_id: str, digest: bytes) -> None:
-        """Until the same request's call has ended where all its clients have left it: whoever asks again is to get an answer."""
-        call = self.open[execution_id].joinable(digest) if execution_id in self.open else None
-        if call is not None and call.cancel.is_set() and call.task is not None:
-            await asyncio.wait({call.task}, timeout=self.settings.wait_limit_s)
+        """Until calls have ended that all their clients have left: a new prompt is to go on from their records, and whoever asks
+        again is to get an answer. A call that runs is joined at once."""
+        calls = self.open.get(execution_id)
+        twin = calls.joinable(digest) if calls else None
+        if calls is None or (twin is not None and not twin.cancel.is_set()):
+            return
+        ending = {call.task for call in calls if call.cancel.is_set() and call.task is not None and not call.task.done()}
+        if ending:
+            await asyncio.wait(ending, timeout=self.settings.wait_limit_s)
 
     def _execution(self, execution_id: str) -> Execution:
         if execution_id not in self.executions:
