@@ -50,14 +50,16 @@ class Preloader:
 
     def serve(self) -> None:
         """Obey until the other end closes."""
+        watched = select.poll()  # select() knows no descriptor beyond 1023, and whoever starts this may hold many
+        for descriptor in (self._link.fileno(), self._woken):
+            watched.register(descriptor, select.POLLIN)
         while True:
-            waiting: list[Any] = [self._link, self._woken]
-            readable, _, _ = select.select(waiting, [], [])
+            readable = {descriptor for descriptor, _ in watched.poll()}
             if self._woken in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
             self._reap()
-            if self._link in readable and not self._obey():
+            if self._link.fileno() in readable and not self._obey():
                 return
 
     def _obey(self) -> bool:
