@@ -37,6 +37,8 @@ class TimeOuts:
     ends: list[tuple[int, bool]] = field(default_factory=list)
     """(wall clock in microseconds, whether it was discarded), ascending."""
     _seen: set[str] = field(default_factory=set)
+    _alert: str | None = ""
+    """None: ends came since it was worked out."""
 
     def see(self, event: Finished | Discarded) -> None:
         """Take in an end."""
@@ -45,6 +47,7 @@ class TimeOuts:
         self._seen.add(event.execution)
         if isinstance(event, Finished) or event.reason is DiscardReason.OVERALL_TIMEOUT:
             insort(self.ends, (event.wall_us, isinstance(event, Discarded)))
+            self._alert = None
 
     @property
     def lost(self) -> Lost:
@@ -55,6 +58,8 @@ class TimeOuts:
 
     @property
     def alert(self) -> str:
-        """What to tell a person; empty where there is nothing to tell."""
-        found = self.lost
-        return f"{found}: raise runner.overall_timeout_s, or long work is never trained on" if found.alert else ""
+        """What to tell a person; empty where there is nothing to tell. Asked at every frame, worked out once an end."""
+        if self._alert is None:
+            found = self.lost
+            self._alert = f"{found}: raise runner.overall_timeout_s, or long work is never trained on" if found.alert else ""
+        return self._alert

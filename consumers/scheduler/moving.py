@@ -22,13 +22,13 @@ class Moving:
     costs: KvCosts = field(default_factory=KvCosts)
     _drains: dict[str, Drained] = field(default_factory=dict)
 
-    def see(self, event: Event) -> None:
-        """Take one event into account."""
+    def see(self, event: Event, epoch: int) -> None:
+        """Take one event into account. epoch: of the scheduler that rules; what a deposed one says answers nothing (log-rules, 8)."""
         self.costs = self.costs.observe(event)
         match event:
             case Drained() if event.requests:
                 self._drains[event.cell] = event
-            case MoveExecutions():
+            case MoveExecutions() if event.epoch >= epoch:
                 self._drains.pop(event.source, None)
             case _:
                 pass

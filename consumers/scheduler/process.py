@@ -64,7 +64,7 @@ class Scheduler(Consumer):
 
     def handle(self, record: Recorded) -> None:
         self.view.see(record)
-        self._moving.see(record.event)
+        self._moving.see(record.event, self.view.fleet.epoch)
 
     def caught_up(self) -> None:
         """Win an epoch."""

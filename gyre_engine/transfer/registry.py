@@ -142,7 +142,7 @@ class Registry:
                 if registration is None:
                     connection.sendall(REFUSED)
                     return
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _watch(connection)
                 connection.sendall(OK + HEADER.pack(registration.region.nbytes, registration.chunk, registration.changes))
                 self._serve(connection, registration)
             except (OSError, TransferError):
@@ -157,6 +157,14 @@ class Registry:
         wanted = registration.capability if registration else self._keys.of(key_id)
         allowed = hmac.compare_digest(wanted, capability) and magic == self._magic
         return registration if registration and allowed and registration.open and registration.left() != 0.0 else None
+
+
+def _watch(connection: socket.socket) -> None:
+    """Send at once, and notice within half a minute that a peer's machine has gone without a word."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def hang_up(connection: socket.socket) -> None:

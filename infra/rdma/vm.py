@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.rdma.fetch import NotToBeHad, cache_folder, root
+from infra.supervisor.lifeline import tied
 
 CHECKOUT = Path(__file__).parents[2]
 _I = "drivers/infiniband"
@@ -65,7 +66,7 @@ def run(command: str, *, memory_mb: int = 2048, limit_s: float = 600.0) -> Outco
         initrd = _initrd(Path(folder), unpacked, JOB + command + "\n")
         try:
             ended = subprocess.run(
-                _qemu(unpacked, initrd, memory_mb), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                tied(_qemu(unpacked, initrd, memory_mb)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 timeout=limit_s, check=False, env={"QEMU_MODULE_DIR": str(unpacked / "usr/lib/x86_64-linux-gnu/qemu")},
             )  # fmt: skip
             text = ended.stdout.decode(errors="replace")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from gyre_engine.events import Event
+from gyre_engine.events import CodecError, Event
 from gyre_engine.events.cells import KvExported, KvImported, Move, MoveExecutions
 from gyre_engine.sampling.kv import KvMover, KvTicket
 from gyre_engine.sampling.port import EngineError
@@ -85,7 +85,9 @@ class Imports:
     _running: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)
 
     def take(self, offers: Mapping[tuple[str, str], KvExported], *, serving: bool) -> None:
-        """Begin to import what is offered and was not begun yet."""
+        """Begin to import what is offered and was not begun yet. Raises what an answer before could not be logged for."""
+        for task in [task for task in self._running.values() if task.done()]:
+            task.result()
         self._running = {key: task for key, task in self._running.items() if key in offers}
         for key, offer in offers.items():
             if key not in self._running:
@@ -107,7 +109,7 @@ class Imports:
             try:
                 tokens = await self.engine.import_kv(KvTicket.from_bytes(offer.ticket))
                 reason = "" if tokens else "it was computed under other weights"
-            except EngineError as error:
+            except (EngineError, CodecError, LookupError, ValueError) as error:  # the engine's word, or a ticket that is none
                 reason = str(error)[:300]
         if reason:
             logger.warning("%s takes no KV of %s from %s: %s", self.speaker.cell, offer.execution, offer.cell, reason)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from uuid import uuid4
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from gyre_engine.events import Event, derived_id, now_us
 from gyre_engine.events.calls import Finish, ModelCall, Role
 from gyre_engine.events.executions import ToolCalled
 from gyre_engine.sampling.port import Chunk, FinishReason
+from gyre_engine.sampling.rids import new_rid
 from gyre_engine.trees.conversation import Author, Message, link
 from gyre_engine.trees.path import call_id
 from producers.proxy.exchange import Answer, Ask, ProxyError, Usage, too_long, unavailable
@@ -177,8 +177,7 @@ def new_call(execution: Execution, ask: Ask, desk: Desk, settings: ProxySettings
         raise too_long(len(prompt.ids), settings.context_limit)
     most = settings.sampling.max_tokens
     params = settings.sampling.params(min(room, most, ask.max_tokens or most), desk.rendering.stop_ids)
-    rid = f"{execution.id}-{uuid4().hex[:12]}"
-    job = Job(execution.id, rid, prompt.ids, params, settings.context_limit, settings.wait_limit_s)
+    job = Job(execution.id, new_rid(execution.id), prompt.ids, params, settings.context_limit, settings.wait_limit_s)
     role = told_role(settings.roles, ask.said_by(Author.SYSTEM), ask.said_by(Author.USER), bool(ask.tools))
     return Call(execution, ask, desk, prompt, job, role, Sampled(held_us=held_us))
 

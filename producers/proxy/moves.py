@@ -62,11 +62,9 @@ class Moves:
         """The cell that the scheduler named for it."""
         return next((move.destination for move in self._moves(source, commands) if move.execution == execution), None)
 
-    def expected(self, commands: Commands) -> Iterator[tuple[str, str, str]]:
-        """(source, execution, destination) of all that was decided on drains by the last commands."""
-        for source in self._drains:
-            for move in self._moves(source, commands):
-                yield source, move.execution, move.destination
+    def expected(self, source: str, commands: Commands) -> Iterator[tuple[str, str]]:
+        """(execution, destination) of all that was decided on the drain by the last command to a cell."""
+        return ((move.execution, move.destination) for move in self._moves(source, commands))
 
     def _decided(self, source: str, commands: Commands) -> MoveExecutions | None:
         """What was decided on the drain by the last command to the cell."""

@@ -136,9 +136,10 @@ class Router:
     def _load(self, execution: str) -> Counter[str]:
         """Executions by cell besides this one: with an open call, or on their way there from where their call is open still."""
         load = Counter({cell: len(calls) - (execution in calls) for cell, calls in self._open.items()})
-        for source, other, destination in self._moves.expected(self.routes.fleet.commands):
-            on_its_way = other in self._open.get(source, ()) or (source, other) in self._going_on
-            load[destination] += other != execution and on_its_way and other not in self._open.get(destination, ())
+        for source in {cell for cell, calls in self._open.items() if calls} | {source for source, _ in self._going_on}:
+            for other, destination in self._moves.expected(source, self.routes.fleet.commands):
+                on_its_way = other in self._open.get(source, ()) or (source, other) in self._going_on
+                load[destination] += other != execution and on_its_way and other not in self._open.get(destination, ())
         return load
 
     def _engine(self, cell: CellState) -> InferenceEngine:

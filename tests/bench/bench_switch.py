@@ -57,6 +57,7 @@ from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.transfer import Region
 from gyre_engine.transfer.tcp import TcpTransfer
 from infra.broker.broker import Broker, BrokerSettings
+from infra.supervisor.lifeline import die_with_parent
 from producers.cells.agent import AgentSettings
 from producers.cells.process import run as run_agent
 from producers.proxy.process import run as run_proxy
@@ -104,13 +105,19 @@ def serve_engine(port: int, secret: bytes) -> None:
 
 @contextmanager
 def child(target: Any, *arguments: Any) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
+    """A process that ends with this one, whatever ends it."""
+    process = multiprocessing.get_context("spawn").Process(target=_tied, args=(os.getpid(), target, *arguments))
     process.start()
     try:
         yield
     finally:
         process.terminate()
         process.join(20)
+
+
+def _tied(parent: int, target: Any, *arguments: Any) -> None:
+    die_with_parent(parent)
+    target(*arguments)
 
 
 @dataclass
@@ -206,7 +213,7 @@ class Commander:
         for record in self.follower.poll(0.2):
             event = record.event
             self.fleet = observe(self.fleet, event)
-            self.moving.see(event)
+            self.moving.see(event, self.fleet.epoch)
             match event:
                 case Drained():
                     self.interrupted += len(event.requests)
@@ -226,7 +233,7 @@ class Commander:
             while self.moving.waits(moves.source):
                 for record in self.follower.poll(0.2):
                     self.fleet = observe(self.fleet, record.event)
-                    self.moving.see(record.event)
+                    self.moving.see(record.event, self.fleet.epoch)
 
     def _arrived(self, event: RoleChanged, at: float) -> None:
         began, to = self.sent.pop((event.command_epoch, event.command_number), (0.0, event.role))

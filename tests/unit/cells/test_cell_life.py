@@ -210,6 +210,21 @@ async def test_an_offer_is_taken_while_the_cell_samples_and_refused_while_it_tra
         assert answers == [("a", 49, ""), ("b", 0, "this cell does not sample")]
 
 
+@pytest.mark.parametrize("ticket", [b"", b"no ticket", b"\x80"])
+async def test_an_offer_that_cannot_be_read_is_answered_too(tmp_path: Path, ticket: bytes) -> None:
+    """Its source would keep the pages until the lease ends, and the call would wait for them."""
+    async with Led(tmp_path, Engine()) as cell:
+        cell.say(
+            KvExported(
+                cell="c2", incarnation="i2", command_epoch=1, command_number=9, execution="g0.1.0", rid="a", destination="c1",
+                tokens=49, nbytes=1, weight_version="0", ticket=ticket, took_us=1,
+            )
+        )  # fmt: skip
+        await cell.until(lambda: bool(cell.said(KvImported)))
+        [answer] = cell.said(KvImported)
+        assert isinstance(answer, KvImported) and answer.tokens == 0 and answer.reason
+
+
 async def test_an_engine_is_probed_once_it_goes_on(tmp_path: Path) -> None:
     """As SGLang does, this one answers nothing while it is paused: new weights that come meanwhile must not wait for a score."""
 

@@ -8,16 +8,24 @@ import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 
-def test_a_socket_beyond_select_s_reach_is_served_until_it_closes() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < 1200:
-        pytest.skip(f"this machine allows {most} descriptors a process, too few for one beyond 1023")
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """Descriptors beyond 1023 may be opened."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"this machine allows {hard} descriptors a process, too few for one beyond 1023")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_a_socket_beyond_select_s_reach_is_served_until_it_closes() -> None:
     ours, theirs = socket.socketpair()
     high = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD, 1100)
     command = [sys.executable, "-m", "infra.supervisor.preloader", str(os.getpid()), str(high), "fractions"]
@@ -27,4 +35,3 @@ def test_a_socket_beyond_select_s_reach_is_served_until_it_closes() -> None:
         assert ours.recv(4096)  # ready
         ours.close()
         assert preloader.wait(20) == 0, preloader.stderr.read() if preloader.stderr else b""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
