@@ -10,19 +10,17 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from consumers.scoring.copies import PLANTED, flags, is_planted, on_a_copy, own_planted
 from consumers.scoring.port import EvaluationBroken, Score, ScoredExecution
 from consumers.scoring.reward import read_reward
-from consumers.scoring.verifier import PLANTED, flags, is_planted, own_planted
 from gyre_engine.harbor import HarborSettings, check_environment, note, open_environment, put, trial_environment, work_folders
 from gyre_engine.tasks import Task
-from gyre_engine.work_product import remove_tree
 
 logger = logging.getLogger("gyre.scoring")
 
@@ -62,15 +60,7 @@ class HarborVerifier:
         scratch.mkdir(parents=True, exist_ok=True)
 
     async def score(self, execution: ScoredExecution) -> Score:
-        if not execution.finished.did_work:
-            return Score(0.0, flags=("nothing-left",))
-        if execution.task is None:
-            raise EvaluationBroken(f"the task {execution.dispatched.query!r} is not on this machine: its tests cannot be run")
-        folder = Path(tempfile.mkdtemp(prefix=f"{execution.finished.execution}-", dir=self._scratch))
-        try:
-            return await self._verify(execution, execution.task, folder)
-        finally:
-            await asyncio.to_thread(remove_tree, folder)
+        return await on_a_copy(execution, self._scratch, self._verify)
 
     async def _verify(self, execution: ScoredExecution, task: Task, folder: Path) -> Score:
         root = folder / "root"

@@ -8,33 +8,30 @@ pytest load unasked.
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from consumers.scoring.copies import flags, is_planted, on_a_copy, own_planted
 from consumers.scoring.port import EvaluationBroken, Score, ScoredExecution
 from consumers.scoring.reward import read_reward
 from gyre_engine.sandbox import Exit, Isolation, Limits, Mount, Sandbox, spawn
 from gyre_engine.tasks import Task, filled, mounts, prepare
-from gyre_engine.work_product import Unpacked, remove_tree
 
-PLANTED = ("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", "*.pth")
 _SAID = 300
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierSettings:
-    """Of [scoring]. `planted`: file names that are taken from the task only, never from the agent."""
+    """Of [scoring]."""
 
     isolation: Isolation
     scratch: Path
     weights: Mapping[str, float] = field(default_factory=dict)
     bounds: tuple[float, float] = (0.0, 1.0)
     limits: Limits = field(default_factory=Limits)
-    planted: tuple[str, ...] = PLANTED
 
 
 class VerifierScorer:
@@ -48,15 +45,7 @@ class VerifierScorer:
         settings.scratch.mkdir(parents=True, exist_ok=True)
 
     async def score(self, execution: ScoredExecution) -> Score:
-        if not execution.finished.did_work:
-            return Score(0.0, flags=("nothing-left",))
-        if execution.task is None:
-            raise EvaluationBroken(f"the task {execution.dispatched.query!r} is not on this machine: its tests cannot be run")
-        folder = Path(tempfile.mkdtemp(prefix=f"{execution.finished.execution}-", dir=self._settings.scratch))
-        try:
-            return await self._verify(execution, execution.task, folder)
-        finally:
-            await asyncio.to_thread(remove_tree, folder)
+        return await on_a_copy(execution, self._settings.scratch, self._verify)
 
     async def _verify(self, execution: ScoredExecution, task: Task, folder: Path) -> Score:
         noticed = await asyncio.to_thread(self._lay_out, execution, task, folder)
@@ -80,25 +69,19 @@ class VerifierScorer:
         self._restore(task, root)
         for name in task.slices:
             (root / name).mkdir(exist_ok=True)
-        return flags(unpacked, execution.finished.detail, self._own(task))
+        return flags(unpacked, execution.finished.detail, own_planted(task))
 
     def _wanted(self, name: str) -> bool:
-        return name != "logs" and not name.startswith("logs/") and not self._is_planted(name)
-
-    def _is_planted(self, name: str) -> bool:
-        return is_planted(name, self._settings.planted)
-
-    def _own(self, task: Task) -> frozenset[str]:
-        return own_planted(task, self._settings.planted)
+        return name != "logs" and not name.startswith("logs/") and not is_planted(name)
 
     def _restore(self, task: Task, root: Path) -> None:
         """The task's own conftest.py and the like, as the task has them."""
-        if not self._own(task):
+        if not own_planted(task):
             return
         with tempfile.TemporaryDirectory(dir=self._settings.scratch) as name:
             fresh = Path(name)
             prepare(task, fresh)
-            for path in (p for p in fresh.rglob("*") if p.is_file() and self._is_planted(p.name)):
+            for path in (p for p in fresh.rglob("*") if p.is_file() and is_planted(p.name)):
                 target = root / path.relative_to(fresh)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, target)
@@ -139,24 +122,3 @@ class VerifierScorer:
 
 def _said(exit: Exit) -> str:
     return exit.output[-_SAID:].decode(errors="replace").strip() or "it printed nothing"
-
-
-def is_planted(name: str, patterns: tuple[str, ...] = PLANTED) -> bool:
-    """Whether a file of this name is taken from the task only."""
-    return any(fnmatch.fnmatchcase(name.rsplit("/", 1)[-1], pattern) for pattern in patterns)
-
-
-def own_planted(task: Task, patterns: tuple[str, ...] = PLANTED) -> frozenset[str]:
-    """Names of such files that the task itself brings."""
-    return frozenset(path.name for path in (task.folder / "environment").rglob("*") if is_planted(path.name, patterns))
-
-
-def flags(unpacked: Unpacked, detail: str, own: frozenset[str]) -> tuple[str, ...]:
-    """Short words for what is worth a look."""
-    said = [f"refused {what}" for what in unpacked.refused]
-    written = [name for name in unpacked.left_out if name.startswith("logs/verifier/")]
-    planted = [n for n in unpacked.left_out if n != "logs" and not n.startswith("logs/") and n.rsplit("/", 1)[-1] not in own]
-    said += [f"reward-written {name}" for name in written] + [f"planted {name}" for name in planted]
-    if "left out " in detail:
-        said.append(detail[detail.index("left out ") :])
-    return tuple(flag[:200] for flag in said[:20])

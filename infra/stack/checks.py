@@ -20,8 +20,8 @@ from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task, tas
 from gyre_engine.transfer.kinds import why_not
 from infra.sglang.launch import PYTHON as SGLANG
 from infra.stack import wiring
-from producers.runner.harbor import find_agent
-from producers.runner.harnesses import HarnessError, find_harness
+from producers.runner.harnesses import HarnessError
+from producers.runner.process import harness_of
 
 TASKS_TOLD = 5
 """Broken tasks of one source that are told one by one; the rest is counted."""
@@ -164,17 +164,15 @@ def _transfer(config: Config) -> Iterator[Problem]:
 
 
 def _harness(config: Config) -> Iterator[Problem]:
-    harbor, at = wiring.harbor(config), ("harness", "name")
+    harbor = wiring.harbor(config)
     try:
-        if harbor is None:
-            find_harness(wiring.harness(config))
-        else:
-            at = ("runner", "environment")
-            check_environment(harbor)
-            at = ("harness", "name")
-            find_agent(wiring.harness(config), harbor, config.proxy.public_url)
-    except (HarborError, HarnessError) as error:
-        yield Problem(str(error), (at,))
+        if harbor is not None:
+            check_environment(harbor)  # first and by itself: what is wrong with it stands at another key
+        harness_of(wiring.harness(config), harbor, config.proxy.public_url)
+    except HarborError as error:
+        yield Problem(str(error), (("runner", "environment"),))
+    except HarnessError as error:
+        yield Problem(str(error), (("harness", "name"),))
 
 
 def _scorer(config: Config) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gyre_engine.harbor import stop_leftovers
+from gyre_engine.harbor import HarborSettings, stop_leftovers
 from gyre_engine.log.port import Log
 from gyre_engine.sandbox import Isolation, sandbox_available
 from gyre_engine.sandbox.bridge import open_bridge
@@ -27,7 +27,7 @@ from gyre_engine.tasks import SPLITS, Catalog, load_catalog
 from gyre_engine.work_product import remove_tree
 from producers.runner.execution import Outside
 from producers.runner.harbor import HarborAgent, find_agent
-from producers.runner.harnesses import Harness, find_harness
+from producers.runner.harnesses import Harness, HarnessSettings, find_harness
 from producers.runner.proxy_client import ProxyClient
 from producers.runner.runner import Runner
 from producers.runner.settings import RunnerSettings
@@ -41,17 +41,15 @@ class RunnerError(RuntimeError):
 
 def run(settings: RunnerSettings, log: Log) -> int:
     """Exit code 0 when the run is over or when it was asked to stop."""
-    harness = harness_of(settings)
+    harness = harness_of(settings.harness, settings.harbor, settings.public_url)
     with sole_owner(settings.workspaces):
         asyncio.run(_main(settings, log, harness))
     return 0
 
 
-def harness_of(settings: RunnerSettings) -> Harness | HarborAgent:
+def harness_of(settings: HarnessSettings, harbor: HarborSettings | None, public_url: str) -> Harness | HarborAgent:
     """What runs the executions. Raises HarnessError."""
-    if settings.harbor is None:
-        return find_harness(settings.harness)
-    return find_agent(settings.harness, settings.harbor, settings.public_url)
+    return find_harness(settings) if harbor is None else find_agent(settings, harbor, public_url)
 
 
 @contextmanager

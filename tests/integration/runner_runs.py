@@ -50,7 +50,8 @@ async def runner_on(log: MemoryLog, settings: RunnerSettings, folder: Path) -> A
     bridge = await open_bridge(socket, "127.0.0.1", port)
     isolation = sandbox_available() if settings.sandboxed else Isolation.NONE
     try:
-        yield Runner(log, load_catalog(settings.sources), Outside(settings, isolation, harness_of(settings), proxy, str(socket)))
+        made = harness_of(settings.harness, settings.harbor, settings.public_url)
+        yield Runner(log, load_catalog(settings.sources), Outside(settings, isolation, made, proxy, str(socket)))
     finally:
         await proxy.aclose()
         await bridge.close()
