@@ -12,7 +12,7 @@ from consumers.dashboard.view import CellView, RunView
 from gyre_engine.events.cells import CellRole
 
 BARS = " ▁▂▃▄▅▆▇█"
-STYLE = {CellRole.SAMPLING: "cyan", CellRole.TRAINING: "magenta", CellRole.SWITCHING: "yellow"}
+STYLE = {CellRole.SAMPLING: "cyan", CellRole.TRAINING: "magenta", CellRole.SWITCHING: "yellow", CellRole.LEFT: "dim"}
 
 
 @dataclass(slots=True)

@@ -9,11 +9,12 @@ from gyre_engine.events.envelope import Event, event
 
 
 class CellRole(StrEnum):
-    """What a cell does. `switching`: it serves nobody until the switch is done."""
+    """What a cell does. `switching`: it serves nobody until the switch is done. `left`: it is no longer of the run."""
 
     SAMPLING = "sampling"
     TRAINING = "training"
     SWITCHING = "switching"
+    LEFT = "left"
 
 
 class LifeState(StrEnum):
@@ -28,6 +29,7 @@ class LifeState(StrEnum):
     SEALING = "sealing"
     REFRESHING = "refreshing-weights"
     LOST = "lost"
+    GONE = "gone"
 
 
 class LifeTrigger(StrEnum):
@@ -35,6 +37,8 @@ class LifeTrigger(StrEnum):
 
     TOLD_TO_TRAIN = "told-to-train"
     TOLD_TO_SAMPLE = "told-to-sample"
+    TOLD_TO_LEAVE = "told-to-leave"
+    LET_GO = "let-go"
     DRAINED = "drained"
     EXPORTED = "exported"
     JOINED = "joined"
@@ -63,6 +67,24 @@ class CellStarted(Event):
     """Executions that it serves at once (C_e)."""
     role: CellRole
     weight_version: int
+
+
+@event("cell-wanted", topic="cells", key="cell")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellWanted(Event):
+    """Somebody asked for one cell more on the run's own host (`gyre cells add`); whoever keeps the run's processes starts it."""
+
+    cell: str
+    position: int
+
+
+@event("leave-wanted", topic="cells", key="cell")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveWanted(Event):
+    """Somebody asked that a cell leave the run (`gyre cells drain`, or the cell's host is going down); the scheduler commands it."""
+
+    cell: str
+    by: str
 
 
 @event("role-changed", topic="cells", key="cell")

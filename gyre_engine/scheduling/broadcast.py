@@ -60,7 +60,7 @@ def source(
     """
     for cell in above:
         state = fleet.cells.get(cell)
-        if state is None or cell in tried:
+        if state is None or fleet.leaves(cell) or cell in tried:
             continue
         said = held.get(cell)
         if said is not None and said.incarnation == state.incarnation and _same(said, published):

@@ -71,8 +71,15 @@ class Fleet:
 
     @property
     def ordered(self) -> tuple[CellState, ...]:
-        """In the fixed order."""
-        return tuple(sorted(self.cells.values(), key=lambda state: (state.position, state.cell)))
+        """Those of the run in the fixed order. Two that joined at once may have one position: then the names decide."""
+        there = (state for state in self.cells.values() if not self.leaves(state.cell))
+        return tuple(sorted(there, key=lambda state: (state.position, state.cell)))
+
+    def leaves(self, cell: str) -> bool:
+        """Whether a cell has left the run, or was told to."""
+        state, command = self.cells.get(cell), self.commands.get(cell)
+        told = command is not None and command.to is CellRole.LEFT
+        return told or (state is not None and state.role is CellRole.LEFT)
 
     def due(self, cell: str) -> CellRole | None:
         """The role that the cell was told to take and has not reported yet."""

@@ -2,8 +2,8 @@
 
     sampling -> draining -> exporting KV -> joining -> training -> sealing -> refreshing weights -> sampling, and lost
 
-promises  the table is the whole of it: what it does not list cannot happen; every state but the two in which a cell rests has a limit,
-          and the table says what follows when it is over
+promises  the table is the whole of it: what it does not list cannot happen; every state but those in which a cell rests has a limit,
+          and the table says what follows when it is over; from every state a cell can leave the run, and nothing follows that
 """
 
 from __future__ import annotations
@@ -18,15 +18,22 @@ S, T = LifeState, LifeTrigger
 
 TABLE: Mapping[LifeState, Mapping[LifeTrigger, LifeState]] = MappingProxyType(
     {
-        S.STARTING: {T.BACK_TO_SAMPLE: S.REFRESHING, T.BACK_TO_TRAIN: S.JOINING},
-        S.SAMPLING: {T.TOLD_TO_TRAIN: S.DRAINING, T.ENGINE_LOST: S.LOST},
+        S.STARTING: {T.BACK_TO_SAMPLE: S.REFRESHING, T.BACK_TO_TRAIN: S.JOINING, T.TOLD_TO_LEAVE: S.GONE},
+        S.SAMPLING: {T.TOLD_TO_TRAIN: S.DRAINING, T.TOLD_TO_LEAVE: S.DRAINING, T.ENGINE_LOST: S.LOST},
         S.DRAINING: {T.DRAINED: S.EXPORTING, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.LOST},
-        S.EXPORTING: {T.EXPORTED: S.JOINING, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.JOINING},
-        S.JOINING: {T.JOINED: S.TRAINING, T.TOLD_TO_SAMPLE: S.REFRESHING, T.ENGINE_LOST: S.LOST},
-        S.TRAINING: {T.STEP_OVER: S.JOINING, T.TOLD_TO_SAMPLE: S.SEALING, T.ENGINE_LOST: S.LOST},
-        S.SEALING: {T.LEFT: S.REFRESHING, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.LOST},
-        S.REFRESHING: {T.REFRESHED: S.SAMPLING, T.TOLD_TO_TRAIN: S.JOINING, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.LOST},
-        S.LOST: {T.BACK_TO_SAMPLE: S.REFRESHING, T.BACK_TO_TRAIN: S.JOINING},
+        S.EXPORTING: {T.EXPORTED: S.JOINING, T.LET_GO: S.GONE, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.JOINING},
+        S.JOINING: {T.JOINED: S.TRAINING, T.TOLD_TO_SAMPLE: S.REFRESHING, T.TOLD_TO_LEAVE: S.GONE, T.ENGINE_LOST: S.LOST},
+        S.TRAINING: {T.STEP_OVER: S.JOINING, T.TOLD_TO_SAMPLE: S.SEALING, T.TOLD_TO_LEAVE: S.SEALING, T.ENGINE_LOST: S.LOST},
+        S.SEALING: {T.LEFT: S.REFRESHING, T.LET_GO: S.GONE, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.LOST},
+        S.REFRESHING: {
+            T.REFRESHED: S.SAMPLING,
+            T.TOLD_TO_TRAIN: S.JOINING,
+            T.TOLD_TO_LEAVE: S.GONE,
+            T.ENGINE_LOST: S.LOST,
+            T.TIMED_OUT: S.LOST,
+        },
+        S.LOST: {T.BACK_TO_SAMPLE: S.REFRESHING, T.BACK_TO_TRAIN: S.JOINING, T.TOLD_TO_LEAVE: S.GONE},
+        S.GONE: {},
     }
 )
 
@@ -41,6 +48,7 @@ MEANING: Mapping[LifeState, str] = MappingProxyType(
         S.SEALING: "the trainer claims no more, seals what it has and keeps it until the core has it",
         S.REFRESHING: "the engine gets the weights to sample with",
         S.LOST: "the engine is away, or a limit is over; the cell serves nobody",
+        S.GONE: "the cell has left the run, and its processes end",
     }
 )
 
@@ -79,12 +87,20 @@ def after(state: LifeState, trigger: LifeTrigger) -> LifeState:
     try:
         return TABLE[state][trigger]
     except KeyError:
-        known = ", ".join(sorted(TABLE[state]))
+        known = ", ".join(sorted(TABLE[state])) or "nothing any more"
         raise IllegalTransition(f"a cell that is {state} cannot be {trigger}; it can be {known}") from None
 
 
 def role_of(state: LifeState) -> CellRole:
     """What the rest of the system sees of a state."""
-    if state is S.SAMPLING:
-        return CellRole.SAMPLING
-    return CellRole.TRAINING if state in (S.JOINING, S.TRAINING) else CellRole.SWITCHING
+    return _ROLES.get(state, CellRole.SWITCHING)
+
+
+_ROLES = MappingProxyType(
+    {
+        S.SAMPLING: CellRole.SAMPLING,
+        S.JOINING: CellRole.TRAINING,
+        S.TRAINING: CellRole.TRAINING,
+        S.GONE: CellRole.LEFT,
+    }
+)

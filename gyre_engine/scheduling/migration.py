@@ -1,6 +1,7 @@
 """What becomes of the requests that a drained cell interrupted: where each goes on, and whether its KV moves or is computed again.
 
-Pure. The costs are measured, by the events that say what exports, imports and prefills took, and fitted by least squares:
+Pure. The costs are measured, by the events that say what exports, imports and prefills took, and fitted by least squares of relative
+errors, since the choice is close where both are small:
 
     seconds of a move    = a + b * bytes                     (kv-exported and kv-imported of one request)
     seconds of a prefill = c * n + d * (end**2 - start**2)   (n = end - start tokens computed after `start`; the square is attention's)
@@ -21,7 +22,7 @@ FORGET = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Least squares of y = p * u + q * v over what was added, the older the less. Sums of the normal equations."""
+    """Least squares of (p * u + q * v) / y = 1 over what was added, the older the less. Sums of the normal equations."""
 
     uu: float = 0.0
     uv: float = 0.0
@@ -30,11 +31,11 @@ class Fit:
     vy: float = 0.0
 
     def add(self, u: float, v: float, y: float) -> Fit:
-        """With one measurement more."""
-        keep = FORGET
-        return Fit(
-            keep * self.uu + u * u, keep * self.uv + u * v, keep * self.vv + v * v, keep * self.uy + u * y, keep * self.vy + v * y
-        )
+        """With one measurement more; one of no duration says nothing."""
+        if y <= 0:
+            return self
+        keep, u, v = FORGET, u / y, v / y
+        return Fit(keep * self.uu + u * u, keep * self.uv + u * v, keep * self.vv + v * v, keep * self.uy + u, keep * self.vy + v)
 
     def predict(self, u: float, v: float) -> float:
         """y at (u, v): never below 0, and never by a negative slope."""

@@ -4,7 +4,8 @@ reads     commands, training (the ledger, publications), cells (KV that others e
 writes    cells
 promises  a cell does in each state what `_ACTIONS` names and nothing else, so that only transitions of the table can happen; an engine
           serves only with the weights that it should sample with; a change of role is logged when it has happened; neither engine nor
-          trainer is rebuilt at a switch; each state's limit holds; the agent ends at once when it is told to
+          trainer is rebuilt at a switch; each state's limit holds; the agent ends at once when it is told to, and when its cell
+          has left the run
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class AgentSettings:
 
 
 ASK_AGAIN_S = 0.2
+AWAY = (S.STARTING, S.LOST)
+"""States in which the engine is waited for."""
 
 
 class EngineAway(RuntimeError):
@@ -84,7 +87,7 @@ class EngineAway(RuntimeError):
 
 
 class CellAgent:
-    """One cell's agent. `run` lives until `ending` is set. kv: the engine, where it can move KV."""
+    """One cell's agent. `run` lives until `ending` is set or the cell is gone. kv: the engine, where it can move KV."""
 
     def __init__(
         self, settings: AgentSettings, log: Log, engine: InferenceEngine, transfer: Transfer, kv: KvMover | None = None
@@ -101,21 +104,26 @@ class CellAgent:
         self._announced = False
         self._interrupted: tuple[Interrupted, ...] = ()
         self._why = ""
+        self._away = ""
+        """What was last said of an engine that is waited for."""
         self._told: tuple[tuple[int, int, int], ...] = ()
         """Prefills that the last health report has told."""
 
-    async def run(self, ending: asyncio.Event) -> None:
-        """Come up, then obey until `ending`."""
+    async def run(self, ending: asyncio.Event) -> bool:
+        """Come up, then obey until `ending`; whether the cell has left the run."""
         follower = self._log.follow(TOPICS)
         try:
             await asyncio.to_thread(catch_up, follower, self._take, f"the agent of {self._settings.cell}")
             next_health = time.monotonic()
             while not ending.is_set():
                 await _unless(ending, self._live())
-                if time.monotonic() >= next_health and not ending.is_set():
+                if self._state is S.GONE:
+                    return True
+                if self._state not in AWAY and time.monotonic() >= next_health and not ending.is_set():
                     await _unless(ending, self._report_health())
                     next_health = time.monotonic() + self._settings.health_s
-                await self._read(follower, self._settings.poll_s)
+                await self._read(follower, ASK_AGAIN_S if self._state in AWAY else self._settings.poll_s)
+            return False
         finally:
             follower.close()
             if self._imports:
@@ -138,7 +146,7 @@ class CellAgent:
 
     async def _next(self) -> LifeTrigger | None:
         """What the state's action comes to within its limit."""
-        limit = None if self._state in (S.STARTING, S.LOST) else self._settings.limits.of(self._state)
+        limit = None if self._state in AWAY else self._settings.limits.of(self._state)
         left = None if limit is None else self._since + limit - time.monotonic()
         try:
             async with asyncio.timeout(None if left is None else max(left, ASK_AGAIN_S)):
@@ -150,8 +158,12 @@ class CellAgent:
             trigger = None
         if trigger is None and left is not None and time.monotonic() >= self._since + (limit or 0.0):
             self._why = f"{self._state} took longer than {limit:g} s"
-            return T.TIMED_OUT
+            return T.LET_GO if self._state is S.EXPORTING and self._leaves else T.TIMED_OUT
         return trigger
+
+    @property
+    def _leaves(self) -> bool:
+        return self._orders.role is CellRole.LEFT
 
     async def _move(self, trigger: LifeTrigger) -> None:
         before, now, s = self._state, time.monotonic(), self._settings
@@ -168,9 +180,9 @@ class CellAgent:
             self._announced = False
             await self._say(CellHealth(cell=s.cell, incarnation=s.incarnation, healthy=False, reason=why))
         elif role_of(state) not in (CellRole.SWITCHING, role_of(before)):
-            await self._arrived()
+            await self._arrived(before)
 
-    async def _arrived(self) -> None:
+    async def _arrived(self, was: LifeState) -> None:
         """In the role that it was told to take."""
         s, (epoch, number) = self._settings, self._orders.command
         if not self._announced:
@@ -179,7 +191,7 @@ class CellAgent:
         await self._say(
             RoleChanged(
                 cell=s.cell, incarnation=s.incarnation, role=role_of(self._state), command_epoch=epoch, command_number=number,
-                aborted_requests=len(self._interrupted) if self._state is S.JOINING else 0,
+                aborted_requests=len(self._interrupted) if was is S.EXPORTING else 0,
                 took_us=int((time.monotonic() - self._left_rest) * 1e6),
             )
         )  # fmt: skip
@@ -194,27 +206,27 @@ class CellAgent:
             )
         )  # fmt: skip
 
-    async def _come_up(self) -> LifeTrigger:
-        """Take up the engine once it serves; one that goes away meanwhile is waited for again. Raises EngineAway at the limit."""
-        s, last, limit = self._settings, "", self._settings.limits.starting
-        deadline = time.monotonic() + limit
-        while True:
-            try:
-                self._weights.version = int((await self._engine.stats()).weight_version)
-                await self._engine.pause(abort=True)
-                return T.BACK_TO_TRAIN if self._orders.role is CellRole.TRAINING else T.BACK_TO_SAMPLE
-            except EngineError as error:
-                if time.monotonic() >= deadline:
-                    away = f"{s.cell}: its engine at {s.engine_url} was not up after {limit:.0f} s: {error}"
-                    raise EngineAway(away) from error
-                if str(error) != last:
-                    logger.warning("%s waits for its engine at %s: %s", s.cell, s.engine_url, error)
-                last = str(error)
-            await asyncio.sleep(ASK_AGAIN_S)
+    async def _come_up(self) -> LifeTrigger | None:
+        """Take up the engine if it serves now. Raises EngineAway at the limit."""
+        s, limit = self._settings, self._settings.limits.starting
+        if self._leaves:
+            return T.TOLD_TO_LEAVE
+        try:
+            self._weights.version = int((await self._engine.stats()).weight_version)
+            await self._engine.pause(abort=True)
+        except EngineError as error:
+            if time.monotonic() >= self._since + limit:
+                away = f"{s.cell}: its engine at {s.engine_url} was not up after {limit:.0f} s: {error}"
+                raise EngineAway(away) from error
+            if str(error) != self._away:
+                logger.warning("%s waits for its engine at %s: %s", s.cell, s.engine_url, error)
+            self._away = str(error)
+            return None
+        return T.BACK_TO_TRAIN if self._orders.role is CellRole.TRAINING else T.BACK_TO_SAMPLE
 
     async def _sampling(self) -> LifeTrigger | None:
-        if self._orders.role is CellRole.TRAINING:
-            return T.TOLD_TO_TRAIN
+        if self._orders.role is not CellRole.SAMPLING:
+            return T.TOLD_TO_LEAVE if self._leaves else T.TOLD_TO_TRAIN
         await self._weights.take(self._orders)
         await self._weights.probe()
         return None
@@ -233,9 +245,9 @@ class CellAgent:
 
     async def _exporting(self) -> LifeTrigger | None:
         """Until what the scheduler lets move has moved."""
-        moves = self._orders.moves
+        moves, done = self._orders.moves, T.LET_GO if self._leaves else T.EXPORTED
         if not self._interrupted or self._exports is None:
-            return T.EXPORTED
+            return done
         if moves is None or moves.drained != self._orders.command:
             return None
         await self._exports.export(moves)
@@ -243,34 +255,43 @@ class CellAgent:
         if not awaited <= self._orders.imported:
             return None
         await self._exports.free()
-        return T.EXPORTED
+        return done
 
     async def _joining(self) -> LifeTrigger | None:
         if self._exports:
             await self._exports.free()
         if self._orders.role is CellRole.SAMPLING:
             return T.TOLD_TO_SAMPLE
-        return T.JOINED if self._orders.member else None
+        if self._orders.member:
+            return T.JOINED
+        return T.TOLD_TO_LEAVE if self._leaves else None
 
     async def _training(self) -> LifeTrigger | None:
-        if self._orders.role is CellRole.SAMPLING:
-            return T.TOLD_TO_SAMPLE
+        if self._orders.role is not CellRole.TRAINING:
+            return T.TOLD_TO_LEAVE if self._leaves else T.TOLD_TO_SAMPLE
         return None if self._orders.member else T.STEP_OVER
 
     async def _sealing(self) -> LifeTrigger | None:
-        """Until the trainer has sealed what it had, in memory of its own, or its work went back."""
+        """Until the trainer has sealed what it had, in memory of its own, or its work went back; a cell that leaves stays until the
+        core has merged that memory.
+        """
         member = self._orders.member
+        if self._leaves:
+            return None if member else T.LET_GO
         return T.LEFT if member is None or member.sealed else None
 
     async def _refreshing(self) -> LifeTrigger | None:
-        if self._orders.role is CellRole.TRAINING:
-            return T.TOLD_TO_TRAIN
+        if self._orders.role is not CellRole.SAMPLING:
+            return T.TOLD_TO_LEAVE if self._leaves else T.TOLD_TO_TRAIN
         if await self._weights.take(self._orders):
             await self._engine.resume()
             return T.REFRESHED
         if not self._announced:
             await self._announce()
         return None
+
+    async def _gone(self) -> None:
+        """Nothing follows."""
 
     _ACTIONS: Mapping[LifeState, Callable[[CellAgent], Awaitable[LifeTrigger | None]]] = {
         S.STARTING: _come_up,
@@ -282,6 +303,7 @@ class CellAgent:
         S.SEALING: _sealing,
         S.REFRESHING: _refreshing,
         S.LOST: _come_up,
+        S.GONE: _gone,
     }
 
     async def _report_health(self) -> None:

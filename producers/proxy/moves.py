@@ -48,7 +48,7 @@ class Moves:
     def awaited(self, execution: str, source: str, commands: Commands) -> bool:
         """Whether an execution that was interrupted on `source` should wait for word of where it goes on, or for its KV."""
         command = commands.get(source)
-        if command is None or command.to is not CellRole.TRAINING:
+        if command is None or command.to is CellRole.SAMPLING:
             return False
         drain = self._drains.get(source, _Drain())
         if drain.drained is None or _by(drain.drained) != (command.epoch, command.number):

@@ -30,7 +30,7 @@ def test_noise_is_fitted_by_weighted_least_squares() -> None:
     fit = Fit()
     for row in zip(u, v, y, strict=True):
         fit = fit.add(*map(float, row))
-    weights = np.sqrt(FORGET ** np.arange(39, -1, -1))
+    weights = np.sqrt(FORGET ** np.arange(39, -1, -1)) / y  # errors count relative to what was measured
     (p, q), *_ = np.linalg.lstsq(np.stack([u, v], 1) * weights[:, None], y * weights, rcond=None)
     assert fit.predict(4.0, 2.0) == pytest.approx(4 * p + 2 * q, rel=1e-9)
 
@@ -115,3 +115,11 @@ def test_the_requests_of_one_execution_go_together_and_take_one_place() -> None:
 def test_kv_moves_where_it_pays_and_its_weights_are_those_of_the_destination(kv: str, version: int, expected: list[bool]) -> None:
     moves = plan_moves(drained(5000, 10), [state("b", 1, version=version)], measured(), kv)
     assert [move.with_kv for move in moves] == expected
+
+
+def test_a_long_context_does_not_spoil_what_is_known_of_short_ones() -> None:
+    """An attention that costs more than its square at 32k tokens must not make 256 tokens look cheap: 10 ms there, not 4."""
+    fit = Fit()
+    for tokens, seconds in ((128, 0.005), (256, 0.010), (512, 0.022), (8192, 1.5), (32_768, 23.6)):
+        fit = fit.add(tokens, float(tokens) ** 2, seconds)
+    assert fit.predict(256, 256.0**2) == pytest.approx(0.010, rel=0.15)
