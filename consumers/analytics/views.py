@@ -154,7 +154,8 @@ TOKENS_PER_SECOND = View(
 SELECT run, window, sum(sampled) / 10 AS sampled, sum(prompted) / 10 AS prompted, sum(cached) / 10 AS cached,
        sum(trained) / 10 AS trained, sum(calls) / 10 AS calls
 FROM (
-  SELECT run, toStartOfInterval(at, toIntervalSecond(10)) AS window, output_tokens AS sampled, prompt_tokens AS prompted,
+  SELECT run, toStartOfInterval(at, toIntervalSecond(10)) AS window,
+         output_tokens + ifNull(discarded_tokens, 0) AS sampled, prompt_tokens AS prompted,
          cached_tokens AS cached, 0 AS trained, 1 AS calls FROM model_calls WHERE type = 'model-call'
   UNION ALL
   SELECT run, toStartOfInterval(at, toIntervalSecond(10)) AS window, 0 AS sampled, 0 AS prompted, 0 AS cached, tokens AS trained,
@@ -216,7 +217,7 @@ WITH
              type IN ('finished', 'discarded')) AS ending,
            anyIf(served_us, type = 'finished') / 1e6 AS served, anyIf(wall_us, type IN ('finished', 'discarded')) / 1e6 AS wall
     FROM executions GROUP BY run, execution),
-  calls AS (SELECT run, execution, count() AS calls, sum(output_tokens) AS sampled_tokens,
+  calls AS (SELECT run, execution, count() AS calls, sum(output_tokens + ifNull(discarded_tokens, 0)) AS sampled_tokens,
             max(prompt_tokens + output_tokens) AS longest_context FROM model_calls WHERE type = 'model-call' GROUP BY run, execution),
   tools AS (SELECT run, execution, count() AS tool_calls FROM tool_events WHERE type = 'tool-called' GROUP BY run, execution),
   scored AS (SELECT run, execution, argMin(reward, (at, offset)) AS reward FROM scores

@@ -22,6 +22,6 @@ class Sampled:
         if event.owner_epoch < epoch:
             return
         if isinstance(event, ModelCall) and event.number >= number:
-            self.tokens += len(event.output_ids)
+            self.tokens += len(event.output_ids) + event.discarded_tokens
             number = event.number + 1
         self._at[event.execution] = (event.owner_epoch, number)

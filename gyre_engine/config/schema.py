@@ -285,6 +285,11 @@ class ScheduleConfig:
     kv: str = opt(
         "auto", "KV of interrupted requests at a switch: auto (moved where that is faster by what was measured), always or never."
     )
+    interrupted: str = opt(
+        "continue",
+        "A call that a switch, or the loss of its engine, interrupted: continue (elsewhere, from the very token), or retry (anew; "
+        "what it had sampled is counted as discarded). One whose text a streaming client has begun to get is always continued.",
+    )
     training_cells: int = opt(1, "For `async`: how many of the `cells.count` cells train for ever, the core among them.")
 
 

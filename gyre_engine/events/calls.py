@@ -123,6 +123,8 @@ class ModelCall(Event):
     """Hash chain of the history up to and with this answer (gyre_engine.trees.conversation); empty where none was delivered."""
     role: Role | None = None
     """Told by a rule of the config; where none speaks, structure says it."""
+    discarded_tokens: int = 0
+    """Sampled besides `output_ids` and thrown away, as an interruption let the call begin anew (`schedule.interrupted`)."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -200,7 +202,7 @@ class TreeClosed(Event):
     nodes: tuple[TreeNode, ...]
     """In the order of the calls."""
     sampled_tokens: int
-    """What the policy sampled in this execution, by the calls' records."""
+    """What the policy sampled in this execution, by the calls' records: also what interrupted calls threw away."""
     tree_tokens: int
     """Sampled tokens that stand in the tree."""
     delivered: float

@@ -21,6 +21,7 @@ class CallFacts(msgspec.Struct, frozen=True, gc=False):
     trainable:         whether the policy's tokens may be trained on
     min_version:       oldest weight version that sampled one of its tokens; max_version the newest
     role:              told by a rule of the config, else None
+    discarded_tokens:  sampled and thrown away before `output_tokens` were
     """
 
     execution: str
@@ -39,6 +40,7 @@ class CallFacts(msgspec.Struct, frozen=True, gc=False):
     min_version: int
     max_version: int
     role: Role | None = None
+    discarded_tokens: int = 0
 
     @property
     def node(self) -> str:
@@ -90,6 +92,7 @@ class _Body(msgspec.Struct, gc=False):
     shape: str
     untrainable: str | None = None
     role: Role | None = None
+    discarded_tokens: int = 0
 
 
 class _Envelope(msgspec.Struct, gc=False):
@@ -160,6 +163,7 @@ def _counted(call: ModelCall | _Body, new_input: int, output: int, logprobs: int
         oldest,
         newest,
         call.role,
+        call.discarded_tokens,
     )
 
 

@@ -45,7 +45,7 @@ class TrajectoryTree:
         if call.owner_epoch < self.epoch or call.call in self._place:
             return False
         self.epoch = call.owner_epoch
-        self.sampled += call.output_tokens
+        self.sampled += call.output_tokens + call.discarded_tokens
         self._check(call)
         self._place[call.call] = len(self.calls)
         self.calls.append(call)

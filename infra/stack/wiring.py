@@ -120,7 +120,7 @@ def proxy(launch: Launch, folder: StackFolder) -> ProxySettings:
         models=models(config),
         sampling=RunSampling(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens),
         context_limit=config.model.context, wait_limit_s=config.proxy.wait_limit_s, quiet_s=config.proxy.quiet_s,
-        roles=role_rules(config),
+        roles=role_rules(config), retry=config.schedule.interrupted == "retry",
     )  # fmt: skip
 
 

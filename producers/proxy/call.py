@@ -50,13 +50,15 @@ class Desk:
 class Call(SharedCall):
     """A call to the policy, or to a frozen engine.
 
-    role: told by a rule of the config
+    role:  told by a rule of the config
+    retry: begin anew, rather than go on, where an engine left it unfinished and nobody has seen text of it yet
     """
 
     desk: Desk
     prompt: Prompt
     job: Job
     role: Role | None = None
+    retry: bool = False
     sampled: Sampled = field(default_factory=Sampled)
     _text: TextStream | None = None
 
@@ -79,7 +81,7 @@ class Call(SharedCall):
         try:
             finish = _FINISH[await self._sample()]
         except ProxyError as problem:
-            if self.sampled.ids or self.sampled.broken:
+            if self.sampled.ids or self.sampled.broken or self.sampled.discarded:
                 await self._record(Finish.ERROR, _NOTHING)
             return problem
         parsed = self._parsed() if finish is not Finish.CANCELLED else _NOTHING
@@ -94,7 +96,15 @@ class Call(SharedCall):
         return Answer(record.call, self.requested_at // 1_000_000, parsed.text, parsed.reasoning, calls, finish, usage)
 
     async def _sample(self) -> FinishReason:
-        return await sample(self.desk.router, self.job, self.sampled, self.cancel, self._hear)
+        return await sample(self.desk.router, self.job, self.sampled, self.cancel, self._hear, self._anew)
+
+    def _anew(self) -> bool:
+        """Whether the call begins anew: what a client has had of it cannot be taken back."""
+        if not self.retry or self.shown:
+            return False
+        self.heard.clear()
+        self._text = None
+        return True
 
     def _hear(self, chunk: Chunk) -> None:
         """Text goes out as it comes, save that of the last chunk."""
@@ -179,7 +189,7 @@ def new_call(execution: Execution, ask: Ask, desk: Desk, settings: ProxySettings
     params = settings.sampling.params(min(room, most, ask.max_tokens or most), desk.rendering.stop_ids)
     job = Job(execution.id, new_rid(execution.id), prompt.ids, params, settings.context_limit, settings.wait_limit_s)
     role = told_role(settings.roles, ask.said_by(Author.SYSTEM), ask.said_by(Author.USER), bool(ask.tools))
-    return Call(execution, ask, desk, prompt, job, role, Sampled(held_us=held_us))
+    return Call(execution, ask, desk, prompt, job, role, settings.retry, Sampled(held_us=held_us))
 
 
 _FINISH = {FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH, FinishReason.ABORT: Finish.CANCELLED}
@@ -222,6 +232,7 @@ def _record_of(call: Call, finish: Finish, parsed: Parsed) -> ModelCall:
         engine_calls=max(1, sampled.engine_calls),
         notes=call.ask.notes,
         chain=_chain(call, name, finish, parsed),
+        discarded_tokens=sampled.discarded,
     )
 
 

@@ -1,10 +1,10 @@
 """One call's sampling, over as many engines as it takes.
 
 An engine that leaves sampling aborts what it runs and returns what it has; the call goes on elsewhere with prompt and
-partial output as input. The agent sees one slow call.
+partial output as input, or begins anew (`schedule.interrupted`). The agent sees one slow call.
 
-promises  every sampled id is kept once, with its log-probability, version and cell; what the agent was held up is
-          counted; no wait without progress is longer than the limit
+promises  every sampled id is kept once, with its log-probability, version and cell, or counted as discarded; what the
+          agent was held up is counted; no wait without progress is longer than the limit; no call begins anew for ever
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ from producers.proxy.router import Lease, Router
 ABORT_GRACE_S = 1.0
 """How long an aborted engine may take to hand over what it has sampled."""
 RETRY_FIRST_S, RETRY_MOST_S = 0.05, 1.0
+ANEW_MOST = 3
+"""How often a call may begin anew; then it goes on, or switches that come faster than it ends would hold it up for ever."""
 
 
 @dataclass(slots=True)
 class Sampled:
-    """What a call has sampled so far, and what it cost. Times in microseconds."""
+    """What a call has sampled so far, and what it cost. Times in microseconds; `discarded`: ids that were thrown away."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -52,7 +54,11 @@ class Sampled:
     first_token_at: int = 0
     held_us: int = 0
     broken: str | None = None
+    discarded: int = 0
+    anew: int = 0
     _held_since: int | None = None
+    _began: tuple[int, int] | None = None
+    """When the first hold began, and what stood in `held_us` then."""
 
     def take(self, chunk: Chunk, cell: str) -> None:
         """Keep what one chunk brings."""
@@ -73,10 +79,18 @@ class Sampled:
     def hold(self) -> None:
         """From here on the agent is held up by the proxy."""
         self._held_since = self._held_since or time.monotonic_ns()
+        self._began = self._began or (self._held_since, self.held_us)
 
     def serve(self) -> None:
         """From here on it is served."""
         self.held_us, self._held_since = self.held_so_far, None
+
+    def begin_anew(self) -> None:
+        """Throw away what was sampled, but for its count; the agent is as far as if it had been held up from the first hold on."""
+        self.discarded, self.anew = self.discarded + len(self.ids), self.anew + 1
+        self.ids, self.logprobs, self.spans, self.first_token_at, self.broken = [], [], [], 0, None
+        if self._began is not None:
+            self._held_since, self.held_us = self._began
 
     @property
     def held_so_far(self) -> int:
@@ -103,10 +117,22 @@ class Job:
     wait_limit_s: float
 
 
+def never() -> bool:
+    """Every call goes on."""
+    return False
+
+
 async def sample(
-    router: Router, job: Job, sampled: Sampled, cancel: asyncio.Event, heard: Callable[[Chunk], None]
+    router: Router,
+    job: Job,
+    sampled: Sampled,
+    cancel: asyncio.Event,
+    heard: Callable[[Chunk], None],
+    anew: Callable[[], bool] = never,
 ) -> FinishReason:
     """Sample until the model stops, the length is reached, or `cancel` is set (ABORT). `heard` gets each chunk.
+
+    anew: asked when an engine left the call unfinished: whether what was sampled is thrown away, what was heard with it
 
     Raises ProxyError where no engine answers within the limit, the context is full, or an engine's answer does not add up.
     """
@@ -128,13 +154,15 @@ async def sample(
             return finish
         _give_up_on(problem, job, sampled)
         sampled.hold()
-        if len(sampled.ids) > before:
+        if grew := len(sampled.ids) > before:
             retry, progress = RETRY_FIRST_S, time.monotonic()
         if len(sampled.ids) >= job.params.max_tokens:
             return FinishReason.LENGTH
         if time.monotonic() - progress > job.wait_limit_s:
             raise unavailable("no_engine_answered", f"no engine answered within {job.wait_limit_s:.0f} s: {problem}")
-        if problem is not None or len(sampled.ids) == before:
+        if sampled.ids and sampled.anew < ANEW_MOST and not cancel.is_set() and anew():
+            sampled.begin_anew()
+        if problem is not None or not grew:
             router.avoid(lease)
             await _pause(cancel, retry)
             retry = min(2 * retry, RETRY_MOST_S)

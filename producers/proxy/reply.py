@@ -142,6 +142,7 @@ class Reply(Response):
                 continue
             pieces = call.heard[seen:]
             seen += len(pieces)
+            call.shown |= bool(pieces)
             found = call.outcome or call.excuse
             if isinstance(found, ProxyError) and not self._opened and not pieces:
                 await self._refuse(send, found)

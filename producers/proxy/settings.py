@@ -72,6 +72,7 @@ class ProxySettings:
     body_limit:    bytes of a request's body
     body_wait_s:   a body of which nothing more comes for this long is refused
     roles:         rules that say the role of a call, by its words
+    retry:         whether a call that its engine did not finish begins anew; else it goes on elsewhere, from the very token
     """
 
     model_folder: Path
@@ -88,6 +89,7 @@ class ProxySettings:
     body_limit: int = 64 << 20
     body_wait_s: float = 60.0
     roles: tuple[RoleRule, ...] = ()
+    retry: bool = False
     name: str = "proxy"
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ class SharedCall(ABC):
     outcome:   the answer, or why there is none
     excuse:    why clients should ask again later, while the answer is there and its record is not
     recorded:  nothing is to be put on the log any more
+    shown:     a client was handed text of it, which cannot be taken back
     listeners: clients that wait for it now
     forget:    needs not be found again: a client has had it whole, or there will be no answer
     """
@@ -41,6 +42,7 @@ class SharedCall(ABC):
     outcome: Answer | ProxyError | None = field(default=None, kw_only=True)
     excuse: ProxyError | None = field(default=None, kw_only=True)
     recorded: bool = field(default=False, kw_only=True)
+    shown: bool = field(default=False, kw_only=True)
     listeners: int = field(default=0, kw_only=True)
     cancel: asyncio.Event = field(default_factory=asyncio.Event, kw_only=True)
     task: asyncio.Task[None] | None = field(default=None, kw_only=True)

@@ -44,6 +44,7 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ('[[roles]]\nuser = "(oops"\n', r"line 2: roles.user is no regular expression: .* in '\(oops'"),
         ('[[roles]]\nrole = "side"\n', "must look at something"),
         ('[[roles]]\ntools = "many"\n', "roles.tools must be one of any, some, none; got 'many'"),
+        ('[schedule]\ninterrupted = "drop"\n', "schedule.interrupted must be one of continue, retry; got 'drop'"),
         ("[optimizer]\nlr = -1.0\n", "optimizer.lr must be above 0 and at most 10, got -1.0"),
         ("[optimizer]\nlr = nan\n", "optimizer.lr must be above 0"),
         ("[sampling]\ntop_p = 7.0\n", "sampling.top_p must be above 0 and at most 1, got 7.0"),

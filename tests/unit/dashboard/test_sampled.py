@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -59,6 +60,11 @@ def test_what_engines_report_is_not_added_nor_lost_when_one_starts_again() -> No
     )  # fmt: skip
     told = CellHealth(cell="a", incarnation="a-1", healthy=True, generated_tokens=60)
     assert summary(up, owns(1), sampled(0, 100), told, up, sampled(1, 64)).startswith("164 sampled")
+
+
+def test_what_an_interrupted_call_threw_away_was_sampled_too() -> None:
+    calls = (owns(1), replace(sampled(0, 100), discarded_tokens=36))
+    assert summary(*calls).startswith("136 sampled, 0 trained") and in_the_tree(*calls) == 136
 
 
 def test_a_deposed_proxys_record_and_one_that_stands_twice_do_not_count() -> None:
