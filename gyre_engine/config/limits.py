@@ -42,6 +42,7 @@ _ONE_OF = {
     "schedule.policy": tuple(POLICIES),
     "schedule.kv": ("auto", "always", "never"),
     "schedule.interrupted": ("continue", "retry"),
+    "publish.inflight": ("continue", "drain"),
     "eval.split": SPLITS,
     "eval.before": ("", *SPLITS),
     "eval.after": ("", *SPLITS),
@@ -59,7 +60,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "group.deviation_floor": (0.0, 1.0, False), "cells.lease_s": (1.0, 1e6, True), "runner.overall_timeout_s": (0.0, 1e9, False),
     "schedule.slack": (0.0, 1.0, True), "proxy.port": (0, 65535, True), "proxy.wait_limit_s": (0.0, 1e9, False),
     "proxy.quiet_s": (0.0, 60.0, False), "schedule.silence_s": (10.0, 1e6, True),
-    "kafka.delivery_timeout_s": (0.0, 1e6, False), "publish.patience_s": (0.0, 1e6, True),
+    "kafka.delivery_timeout_s": (0.0, 1e6, False), "publish.patience_s": (0.0, 1e6, True), "publish.drain_s": (0.0, 1e6, False),
     **dict.fromkeys(_AT_LEAST_ONE, (1, NO_LIMIT, True)),
     **dict.fromkeys(_AT_LEAST_ZERO, (0, NO_LIMIT, True)),
 }  # fmt: skip

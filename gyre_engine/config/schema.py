@@ -96,6 +96,12 @@ class PublishConfig:
         0, "Cells that read a new version from the core, and from each cell that has it; 0: all of them from the core."
     )
     patience_s: float = opt(10.0, "How long a cell waits for the one that it should read from, before it reads from the core.")
+    inflight: str = opt(
+        "continue",
+        "Calls in flight at a publication: continue (under the new weights from the next token), or drain (the cell takes no new ones "
+        "and loads the weights once they have ended).",
+    )
+    drain_s: float = opt(60.0, "For `drain`: how long they may take; then they go on under the new weights.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

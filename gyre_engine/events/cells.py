@@ -22,6 +22,7 @@ class LifeState(StrEnum):
 
     STARTING = "starting"
     SAMPLING = "sampling"
+    FINISHING = "finishing-calls"
     DRAINING = "draining"
     EXPORTING = "exporting-kv"
     JOINING = "joining"
@@ -37,6 +38,8 @@ class LifeTrigger(StrEnum):
 
     TOLD_TO_TRAIN = "told-to-train"
     TOLD_TO_SAMPLE = "told-to-sample"
+    PUBLISHED = "published"
+    FINISHED = "finished"
     TOLD_TO_LEAVE = "told-to-leave"
     LET_GO = "let-go"
     DRAINED = "drained"

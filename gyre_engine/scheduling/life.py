@@ -1,6 +1,7 @@
 """The life of a cell: one explicit state machine (method.md, 2 and 3). Pure; docs/cells.md is drawn from it.
 
-    sampling -> draining -> exporting KV -> joining -> training -> sealing -> refreshing weights -> sampling, and lost
+    sampling -> draining -> exporting KV -> joining -> training -> sealing -> refreshing weights -> sampling, and lost;
+    with publish.inflight = "drain" also sampling -> finishing calls -> refreshing weights -> sampling
 
 promises  the table is the whole of it: what it does not list cannot happen; every state but those in which a cell rests has a limit,
           and the table says what follows when it is over; from every state a cell can leave the run, and nothing follows that
@@ -19,7 +20,14 @@ S, T = LifeState, LifeTrigger
 TABLE: Mapping[LifeState, Mapping[LifeTrigger, LifeState]] = MappingProxyType(
     {
         S.STARTING: {T.BACK_TO_SAMPLE: S.REFRESHING, T.BACK_TO_TRAIN: S.JOINING, T.TOLD_TO_LEAVE: S.GONE},
-        S.SAMPLING: {T.TOLD_TO_TRAIN: S.DRAINING, T.TOLD_TO_LEAVE: S.DRAINING, T.ENGINE_LOST: S.LOST},
+        S.SAMPLING: {T.TOLD_TO_TRAIN: S.DRAINING, T.TOLD_TO_LEAVE: S.DRAINING, T.PUBLISHED: S.FINISHING, T.ENGINE_LOST: S.LOST},
+        S.FINISHING: {
+            T.FINISHED: S.REFRESHING,
+            T.TOLD_TO_TRAIN: S.DRAINING,
+            T.TOLD_TO_LEAVE: S.DRAINING,
+            T.ENGINE_LOST: S.LOST,
+            T.TIMED_OUT: S.SAMPLING,
+        },
         S.DRAINING: {T.DRAINED: S.EXPORTING, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.LOST},
         S.EXPORTING: {T.EXPORTED: S.JOINING, T.LET_GO: S.GONE, T.ENGINE_LOST: S.LOST, T.TIMED_OUT: S.JOINING},
         S.JOINING: {T.JOINED: S.TRAINING, T.TOLD_TO_SAMPLE: S.REFRESHING, T.TOLD_TO_LEAVE: S.GONE, T.ENGINE_LOST: S.LOST},
@@ -40,7 +48,8 @@ TABLE: Mapping[LifeState, Mapping[LifeTrigger, LifeState]] = MappingProxyType(
 MEANING: Mapping[LifeState, str] = MappingProxyType(
     {
         S.STARTING: "the agent waits for its engine",
-        S.SAMPLING: "the engine serves; new weights are loaded in place",
+        S.SAMPLING: "the engine serves; new weights are loaded in place, or once its calls have ended (`publish.inflight`)",
+        S.FINISHING: "no new calls come; those in flight end under the weights that they began with, unless the limit is over",
         S.DRAINING: "no new calls come; what is in flight is aborted and hands over its partial output",
         S.EXPORTING: "the KV of interrupted requests is read by the cells where they go on",
         S.JOINING: "the trainer waits for a step, pulls the weights and joins",
@@ -58,8 +67,10 @@ class LifeLimits:
     """Seconds that a cell may be in a state. Sampling, joining and training end by command alone.
 
     sealing is that long because the core may be merging; refreshing because a new core may have to publish first.
+    finishing: `publish.drain_s` of the config.
     """
 
+    finishing: float = 60.0
     draining: float = 10.0
     exporting: float = 5.0
     sealing: float = 600.0
@@ -69,6 +80,7 @@ class LifeLimits:
     def of(self, state: LifeState) -> float | None:
         """The limit of a state, None where there is none."""
         return {
+            S.FINISHING: self.finishing,
             S.DRAINING: self.draining,
             S.EXPORTING: self.exporting,
             S.SEALING: self.sealing,

@@ -18,6 +18,7 @@ from gyre_engine.losses.config import LossConfig
 from gyre_engine.sandbox import Limits
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import EvaluationPlan
+from gyre_engine.scheduling.life import LifeLimits
 from gyre_engine.scheduling.policies import PolicySettings
 from gyre_engine.tasks import Source
 from gyre_engine.training.replica import Hyper
@@ -107,6 +108,7 @@ def agent(launch: Launch, folder: StackFolder, position: int, incarnation: str) 
         scratch=str(folder.scratch / launch.run / name), plan=class_plan(config),
         secret=folder.secret(), transfer=config.transfer.kind, fanout=config.publish.fanout,
         patience_s=config.publish.patience_s, order=tuple(map(cell_name, positions(config))),
+        drain=config.publish.inflight == "drain", limits=LifeLimits(finishing=config.publish.drain_s),
     )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ class AgentSettings:
     transfer:        its kind (gyre_engine.transfer.kinds)
     order:           all cells in the fixed order: the tree in which weights are passed on (gyre_engine.scheduling.broadcast)
     fanout, patience_s: of that tree; see `publish` in the config
+    drain:           whether calls in flight end before new weights are loaded; else they go on under them
     """
 
     cell: str
@@ -73,6 +74,7 @@ class AgentSettings:
     order: tuple[str, ...] = ()
     fanout: int = 0
     patience_s: float = 10.0
+    drain: bool = False
     health_s: float = 5.0
     poll_s: float = 0.5
 
@@ -80,6 +82,8 @@ class AgentSettings:
 ASK_AGAIN_S = 0.2
 AWAY = (S.STARTING, S.LOST)
 """States in which the engine is waited for."""
+SERVING = (S.SAMPLING, S.FINISHING)
+"""States in which it runs calls."""
 
 
 class EngineAway(RuntimeError):
@@ -103,6 +107,10 @@ class CellAgent:
         self._state, self._since, self._left_rest = S.STARTING, time.monotonic(), time.monotonic()
         self._announced = False
         self._interrupted: tuple[Interrupted, ...] = ()
+        self._obeyed: tuple[CellRole, tuple[int, int]] | None = None
+        """The last change of role that was told, and by which command."""
+        self._finished_for = -1
+        """The version for which calls in flight were let end last."""
         self._why = ""
         self._away = ""
         """What was last said of an engine that is waited for."""
@@ -122,7 +130,7 @@ class CellAgent:
                 if self._state not in AWAY and time.monotonic() >= next_health and not ending.is_set():
                     await _unless(ending, self._report_health())
                     next_health = time.monotonic() + self._settings.health_s
-                await self._read(follower, ASK_AGAIN_S if self._state in AWAY else self._settings.poll_s)
+                await self._read(follower, ASK_AGAIN_S if self._state in (*AWAY, S.FINISHING) else self._settings.poll_s)
             return False
         finally:
             follower.close()
@@ -168,7 +176,7 @@ class CellAgent:
     async def _move(self, trigger: LifeTrigger) -> None:
         before, now, s = self._state, time.monotonic(), self._settings
         state = after(before, trigger)
-        if before in (S.SAMPLING, S.TRAINING, S.JOINING):
+        if before in (*SERVING, S.TRAINING, S.JOINING):
             self._left_rest = now
         took, self._state, self._since, why, self._why = int((now - self._since) * 1e6), state, now, self._why, ""
         await self._say(
@@ -177,16 +185,19 @@ class CellAgent:
             )
         )  # fmt: skip
         if state is S.LOST:
-            self._announced = False
+            self._announced, self._obeyed = False, None
             await self._say(CellHealth(cell=s.cell, incarnation=s.incarnation, healthy=False, reason=why))
         elif role_of(state) not in (CellRole.SWITCHING, role_of(before)):
             await self._arrived(before)
 
     async def _arrived(self, was: LifeState) -> None:
-        """In the role that it was told to take."""
+        """In the role that it was told to take; after a publication in the one that it had."""
         s, (epoch, number) = self._settings, self._orders.command
+        obeyed, self._obeyed = self._obeyed, (role_of(self._state), (epoch, number))
         if not self._announced:
             await self._announce()
+            return
+        if obeyed == self._obeyed:
             return
         await self._say(
             RoleChanged(
@@ -227,9 +238,40 @@ class CellAgent:
     async def _sampling(self) -> LifeTrigger | None:
         if self._orders.role is not CellRole.SAMPLING:
             return T.TOLD_TO_LEAVE if self._leaves else T.TOLD_TO_TRAIN
-        await self._weights.take(self._orders)
+        if self._settings.drain:
+            ready = await self._weights.ready(self._orders)
+            if ready is not None and ready != self._finished_for:
+                self._finished_for = ready
+                return T.PUBLISHED
+            if ready is not None:
+                await self._go_on_under(ready)
+        else:
+            await self._weights.take(self._orders)
         await self._weights.probe()
         return None
+
+    async def _go_on_under(self, version: int) -> None:
+        """The limit is over: moved or not, what is in flight would end under other weights; here it loses nothing."""
+        limit = self._settings.limits.finishing
+        logger.warning("%s: calls in flight for %g s more go on under version %d", self._settings.cell, limit, version)
+        await self._engine.resume()  # the limit may have come while it was paused
+        await self._weights.take(self._orders)
+
+    async def _finishing(self) -> LifeTrigger | None:
+        """Until nothing is in flight, calls too that came before others knew of it: only an engine without any stays paused."""
+        if self._orders.role is not CellRole.SAMPLING:
+            return T.TOLD_TO_LEAVE if self._leaves else T.TOLD_TO_TRAIN
+        if await self._busy():
+            return None
+        await self._engine.pause(abort=False)
+        if not await self._busy():
+            return T.FINISHED
+        await self._engine.resume()
+        return None
+
+    async def _busy(self) -> bool:
+        stats = await self._engine.stats()
+        return stats.running + stats.waiting > 0
 
     async def _draining(self) -> LifeTrigger:
         found = await self._engine.drain()
@@ -282,6 +324,7 @@ class CellAgent:
 
     async def _refreshing(self) -> LifeTrigger | None:
         if self._orders.role is not CellRole.SAMPLING:
+            await self._engine.abort(None)  # SGLang keeps what reached it after the pause
             return T.TOLD_TO_LEAVE if self._leaves else T.TOLD_TO_TRAIN
         if await self._weights.take(self._orders):
             await self._engine.resume()
@@ -296,6 +339,7 @@ class CellAgent:
     _ACTIONS: Mapping[LifeState, Callable[[CellAgent], Awaitable[LifeTrigger | None]]] = {
         S.STARTING: _come_up,
         S.SAMPLING: _sampling,
+        S.FINISHING: _finishing,
         S.DRAINING: _draining,
         S.EXPORTING: _exporting,
         S.JOINING: _joining,
@@ -313,7 +357,7 @@ class CellAgent:
             self._why = str(error)[:500]
             await self._move(T.ENGINE_LOST)
             return
-        serving = self._state is S.SAMPLING
+        serving = self._state in SERVING
         if int(stats.weight_version) != self._weights.version or stats.paused is serving:
             self._why = "the engine is not the one that this agent knew: it was restarted"
             await self._move(T.ENGINE_LOST)

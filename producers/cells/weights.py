@@ -39,6 +39,13 @@ class Weights:
     _since: float = 0.0
     _tried: set[str] = field(default_factory=set)
 
+    async def ready(self, orders: Orders) -> int | None:
+        """The ordered version where the engine has another one and this one stands here whole, pulled if need be."""
+        ordered = orders.weights
+        if ordered is None or ordered.version == self.version or await self._pulled(orders, ordered) is None:
+            return None
+        return ordered.version
+
     async def take(self, orders: Orders) -> bool:
         """Load the ordered version; whether the engine holds it now. Its source may be gone until the core publishes again."""
         ordered = orders.weights

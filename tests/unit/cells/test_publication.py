@@ -76,11 +76,17 @@ class Cells:
         )  # fmt: skip
         return digest
 
-    async def take(self, cell: str) -> bool:
+    def orders(self, cell: str) -> Orders:
         orders = Orders(cell, ClassPlan(batch=1, mu=1, phi=0, steps=9))
         for event in self.events:
             orders = obey(orders, event)
-        return await self.weights[cell].take(orders)
+        return orders
+
+    async def take(self, cell: str) -> bool:
+        return await self.weights[cell].take(self.orders(cell))
+
+    async def ready(self, cell: str) -> int | None:
+        return await self.weights[cell].ready(self.orders(cell))
 
     def said(self, kind: type[Event]) -> list[str]:
         return [event.cell for event in self.events if isinstance(event, kind)]  # type: ignore[attr-defined]
@@ -106,6 +112,19 @@ async def test_a_version_reaches_every_cell_though_the_core_served_one_alone(cel
     assert [engine.loaded for engine in cells.engines.values()] == [[digest]] * 3
     assert cells.said(WeightsHeld) == ["c0", "c1"]
     assert cells.said(WeightsLoaded) == ["c0", "c1", "c2"]
+
+
+async def test_a_version_is_ready_once_it_stands_here_whole_and_not_by_then_loaded(cells):
+    """Calls are let end for nothing where the version cannot be had."""
+    assert await cells.ready("c0") is None
+    cells.publish(1, MIB)
+    assert await cells.ready("c0") == 1
+    assert cells.engines["c0"].loaded == []
+    assert await cells.take("c0")
+    assert await cells.ready("c0") is None
+    cells.publish(2, MIB)
+    cells.core.close()
+    assert await cells.ready("c0") is None
 
 
 async def test_where_the_cell_above_is_away_the_core_is_read(cells):

@@ -82,7 +82,7 @@ def test_what_the_table_does_not_list_cannot_happen(triggers: list[LifeTrigger])
 
 def test_no_path_from_sampling_to_training_leaves_the_drain_out() -> None:
     """A cell that has sampled never trains, nor the other way round, before it has let go of what it had."""
-    without_drain = reached(S.SAMPLING, frozenset({T.DRAINED, T.ENGINE_LOST, T.TIMED_OUT}))
+    without_drain = reached(S.SAMPLING, frozenset({T.DRAINED, T.FINISHED, T.ENGINE_LOST, T.TIMED_OUT}))
     assert S.TRAINING not in without_drain
     without_refresh = reached(S.TRAINING, frozenset({T.REFRESHED}))
     assert S.SAMPLING not in without_refresh
