@@ -2,17 +2,20 @@
 
 reads     executions, water-level, cells, commands, trajectories, training
 writes    commands
-promises  commands only under an epoch that it has read back as the highest; one command at a time
+promises  commands only under an epoch that it has read back as the highest; one command at a time; a cell that falls silent is said to
+          be lost, so that nobody waits for it
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from consumers.scheduler.moving import Moving
+from consumers.scheduler.silence import Silence
 from consumers.scheduler.view import TOPICS, View
 from gyre_engine.events import Event, Recorded
 from gyre_engine.events.cells import SchedulerElected
@@ -21,6 +24,7 @@ from gyre_engine.log.consumer import Consumer, Reading, Report, serve
 from gyre_engine.log.election import Deposed, win
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.cluster import Decision
+from gyre_engine.scheduling.life import LifeLimits
 from gyre_engine.scheduling.policies import POLICIES, PolicySettings
 
 logger = logging.getLogger(__name__)
@@ -30,7 +34,10 @@ IDLE_POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """`cells`: all names; nothing is commanded before all of them have started. `policy`: one of POLICIES."""
+    """`cells`: all names; nothing is commanded before all of them have started. `policy`: one of POLICIES.
+
+    silence_s: how long a cell may say nothing
+    """
 
     holder: str
     cells: tuple[str, ...]
@@ -40,6 +47,7 @@ class SchedulerSettings:
     kv: str = "auto"
     options: PolicySettings = field(default_factory=PolicySettings)
 
+    silence_s: float = 120.0
 
 def run(settings: SchedulerSettings, log: Log, stop: threading.Event | None = None, report: Report | None = None) -> None:
     """Command until SIGTERM or `stop`. Raises Deposed where another scheduler rules."""
@@ -56,7 +64,8 @@ class Scheduler(Consumer):
         super().__init__(log, Reading(poll_seconds=IDLE_POLL_S), report)
         self.view = View(settings.plan, settings.group_size)
         self._settings = settings
-        self._moving = Moving(settings.kv)
+        self._moving = Moving(settings.kv, settings.across_versions)
+        self._silence = Silence(settings.silence_s, LifeLimits().starting)
         self._epoch = 0
 
     def group(self) -> None:
@@ -71,21 +80,37 @@ class Scheduler(Consumer):
         self._epoch = self._elect()
 
     def idle(self) -> None:
-        """Say where interrupted executions go on, else command what the policy says. Raises Deposed."""
+        """Say where interrupted executions go on, or that a cell is lost, else command what the policy says. Raises Deposed."""
         if not self._epoch:
             return
         fleet, holder = self.view.fleet, self._settings.holder
+        self._silence.listen(self.view.fleet, self._settings.cells, time.monotonic())
         if fleet.epoch != self._epoch:
             raise Deposed(f"scheduler {holder} (epoch {self._epoch}): {fleet.holder} rules with epoch {fleet.epoch}")
         moves = self._moving.due(fleet, self._epoch, self.view.number + 1)
         if moves is not None:
             self._write(moves, lambda: not self._moving.waits(moves.source))
         elif (decision := decide(self.view, self._settings)) is not None:
+        elif (lost := self._lost()) is not None:
+            logger.warning("%s says nothing since %.0f s: it counts as gone until it speaks again", lost.cell, lost.silent_us / 1e6)
+            self._write(lost, lambda: self.view.fleet.losses.get(lost.cell) == lost)
             command = self.view.command(decision, self._epoch)
             logger.info("%s", decision)
             self._write(command, lambda: self.view.has_read(command))
 
     def _write(self, command: Event, read_back: Callable[[], bool]) -> None:
+    def _lost(self) -> CellLost | None:
+        """The next cell that has fallen silent."""
+        fleet = self.view.fleet
+        for cell, silent_s in self._silence.fallen(fleet).items():
+            state = fleet.cells.get(cell)
+            heard = (state.incarnation, state.words) if state else ("", 0)
+            return CellLost(
+                epoch=self._epoch, number=self.view.number + 1, cell=cell, incarnation=heard[0], words=heard[1],
+                silent_us=int(silent_s * 1e6),
+            )  # fmt: skip
+        return None
+
         view, epoch = self.view, self._epoch
         self.log.append_all([command])
         self.read_on(
@@ -102,7 +127,7 @@ class Scheduler(Consumer):
 
 
 def decide(view: View, settings: SchedulerSettings) -> Decision | None:
-    """The policy's answer, once every cell has started."""
-    if set(settings.cells) - set(view.fleet.cells):
+    """Who is to leave, else the policy's answer, once every cell has started or is lost."""
+    if any(cell not in view.fleet.cells and not view.fleet.lost(cell) for cell in settings.cells):
         return None
     return POLICIES[settings.policy](view.cluster(), view.demand(), settings.options)

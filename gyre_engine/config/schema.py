@@ -315,6 +315,7 @@ class Config:
     proxy: ProxyConfig = opt(ProxyConfig, "")
     runner: RunnerConfig = opt(RunnerConfig, "")
     harness: HarnessConfig = opt(HarnessConfig, "")
+    silence_s: float = opt(120.0, "A cell that has said nothing for this long counts as gone until it speaks again.")
     data: tuple[DataSourceConfig, ...] = opt((), "Task sources.")
     batch: BatchConfig = opt(BatchConfig, "")
     group: GroupConfig = opt(GroupConfig, "")

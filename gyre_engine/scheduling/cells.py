@@ -6,12 +6,13 @@ promises  a word of a dead incarnation counts for nothing, nor does a command of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gyre_engine.events import Event
 from gyre_engine.events.cells import (
     CellHealth,
+    CellLost,
     CellRole,
     CellStarted,
     LifeChanged,
@@ -36,6 +37,7 @@ class CellState:
     obeyed:   (epoch, number) of the last command that this incarnation carried out
     life:     where it stands in its life; None before its first change
     running:  requests that its engine had when it last said so
+    words:    what was heard of this incarnation: events that change this state
     """
 
     cell: str
@@ -49,17 +51,20 @@ class CellState:
     obeyed: tuple[int, int] = NEVER
     life: LifeState | None = None
     running: int = 0
+    words: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """All cells, the last command to each, and the scheduler that rules.
 
-    moved: number of the last command that moved executions
+    losses: of each cell the last word that it had fallen silent
+    moved:  number of the last command that moved executions
     """
 
     cells: Mapping[str, CellState] = field(default_factory=dict)
     commands: Mapping[str, SwitchRole] = field(default_factory=dict)
+    losses: Mapping[str, CellLost] = field(default_factory=dict)
     epoch: int = 0
     holder: str = ""
     moved: int = 0
@@ -67,12 +72,13 @@ class Fleet:
     @property
     def number(self) -> int:
         """Of the last command, 0 before any."""
-        return max((self.moved, *(command.number for command in self.commands.values())))
+        told: Iterable[SwitchRole | CellLost] = (*self.commands.values(), *self.losses.values())
+        return max((self.moved, *(command.number for command in told)))
 
     @property
     def ordered(self) -> tuple[CellState, ...]:
-        """Those of the run in the fixed order. Two that joined at once may have one position: then the names decide."""
-        there = (state for state in self.cells.values() if not self.leaves(state.cell))
+        """Those that are there, in the fixed order. Two that joined at once may have one position: then the names decide."""
+        there = (state for state in self.cells.values() if not self.leaves(state.cell) and not self.lost(state.cell))
         return tuple(sorted(there, key=lambda state: (state.position, state.cell)))
 
     def leaves(self, cell: str) -> bool:
@@ -80,6 +86,18 @@ class Fleet:
         state, command = self.cells.get(cell), self.commands.get(cell)
         told = command is not None and command.to is CellRole.LEFT
         return told or (state is not None and state.role is CellRole.LEFT)
+
+    def lost(self, cell: str) -> bool:
+        """Whether it fell silent and has said nothing since: it counts as gone."""
+        state, loss = self.cells.get(cell), self.losses.get(cell)
+        if loss is None or state is None:
+            return loss is not None
+        return state.incarnation == loss.incarnation and state.words <= loss.words
+
+    def away(self, cell: str) -> bool:
+        """Whether what is open at its engine may never end: the engine does not answer its agent, or the cell is lost."""
+        state = self.cells.get(cell)
+        return self.lost(cell) or (state is not None and not state.healthy)
 
     def due(self, cell: str) -> CellRole | None:
         """The role that the cell was told to take and has not reported yet."""
@@ -95,16 +113,16 @@ class Fleet:
         return tuple(sorted(found, key=lambda state: (state.position >= 0, -state.position, state.cell)))
 
     def serves(self, cell: str) -> bool:
-        """Whether its engine takes new calls: it samples, is well, and was not told to leave."""
+        """Whether its engine takes new calls: it samples, is not away, and was not told to leave."""
         state = self.cells.get(cell)
-        return state is not None and state.role is CellRole.SAMPLING and state.healthy and self.due(cell) is None
+        return state is not None and state.role is CellRole.SAMPLING and not self.away(cell) and self.due(cell) is None
 
 
 def observe(fleet: Fleet, event: Event) -> Fleet:
     """The fleet after an event of `cells` or `commands`; others change nothing."""
     match event:
         case CellStarted():
-            return _with(fleet, _started(event))
+            return _with(fleet, _started(event, fleet.cells.get(event.cell)))
         case RoleChanged() | LifeChanged() | CellHealth() | WeightsLoaded():
             state = fleet.cells.get(event.cell)
             known = state is not None and state.incarnation == event.incarnation
@@ -115,6 +133,8 @@ def observe(fleet: Fleet, event: Event) -> Fleet:
             return replace(fleet, epoch=event.epoch, commands={**fleet.commands, event.cell: event})
         case MoveExecutions() if event.epoch >= fleet.epoch:
             return replace(fleet, epoch=event.epoch, moved=max(fleet.moved, event.number))
+        case CellLost() if event.epoch >= fleet.epoch and _is_newer(fleet.losses.get(event.cell), event):
+            return replace(fleet, epoch=event.epoch, losses={**fleet.losses, event.cell: event})
         case _:
             return fleet
 
@@ -123,13 +143,16 @@ def _with(fleet: Fleet, state: CellState) -> Fleet:
     return replace(fleet, cells={**fleet.cells, state.cell: state})
 
 
-def _started(event: CellStarted) -> CellState:
+def _started(event: CellStarted, before: CellState | None) -> CellState:
+    words = before.words + 1 if before is not None and before.incarnation == event.incarnation else 1
     return CellState(
-        event.cell, event.position, event.incarnation, event.engine_url, event.capacity, event.role, event.weight_version
-    )
+        event.cell, event.position, event.incarnation, event.engine_url, event.capacity, event.role, event.weight_version,
+        words=words,
+    )  # fmt: skip
 
 
 def _changed(state: CellState, event: RoleChanged | LifeChanged | CellHealth | WeightsLoaded) -> CellState:
+    state = replace(state, words=state.words + 1)
     if isinstance(event, LifeChanged):
         return replace(state, life=event.after, role=role_of(event.after))
     if isinstance(event, WeightsLoaded):
@@ -140,5 +163,5 @@ def _changed(state: CellState, event: RoleChanged | LifeChanged | CellHealth | W
     return replace(state, role=event.role, obeyed=obeyed)
 
 
-def _is_newer(before: SwitchRole | None, event: SwitchRole) -> bool:
+def _is_newer(before: SwitchRole | CellLost | None, event: SwitchRole | CellLost) -> bool:
     return before is None or (event.epoch, event.number) > (before.epoch, before.number)

@@ -38,6 +38,11 @@ class Cluster:
         return tuple(sorted((c for c in self.cells if not c.standalone), key=lambda c: c.position))
 
     @property
+    def core(self) -> Cell | None:
+        """None while it is lost: nothing is merged then."""
+        return next((cell for cell in self.order if cell.position == 0), None)
+
+    @property
     def switching(self) -> bool:
         """Whether a cell of the order is on its way. A standalone engine that is away holds nobody up: it only serves nobody."""
         return any(c.role is CellRole.SWITCHING for c in self.order)

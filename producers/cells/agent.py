@@ -4,8 +4,8 @@ reads     commands, training (the ledger, publications), cells (KV that others e
 writes    cells
 promises  a cell does in each state what `_ACTIONS` names and nothing else, so that only transitions of the table can happen; an engine
           serves only with the weights that it should sample with; a change of role is logged when it has happened; neither engine nor
-          trainer is rebuilt at a switch; each state's limit holds; the agent ends at once when it is told to, and when its cell
-          has left the run
+          trainer is rebuilt at a switch; each state's limit holds; the agent ends at once when it is told to, when its cell has
+          left the run, and when a later start of the same cell leads it
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gyre_engine.events.cells import (
 )
 from gyre_engine.log import Follower, Log
 from gyre_engine.log.catching_up import catch_up
+from gyre_engine.log.election import Deposed
 from gyre_engine.sampling.kv import KvMover
 from gyre_engine.sampling.port import EngineError, EngineStats, InferenceEngine
 from gyre_engine.sampling.rids import execution_of
@@ -105,7 +106,7 @@ class CellAgent:
         self._imports = Imports(kv, speaker) if kv else None
         self._orders = Orders(settings.cell, settings.plan)
         self._state, self._since, self._left_rest = S.STARTING, time.monotonic(), time.monotonic()
-        self._announced = False
+        self._announced = self._leads = False
         self._interrupted: tuple[Interrupted, ...] = ()
         self._obeyed: tuple[CellRole, tuple[int, int]] | None = None
         """The last change of role that was told, and by which command."""
@@ -143,7 +144,12 @@ class CellAgent:
             self._take(record)
 
     def _take(self, record: Recorded) -> None:
-        self._orders = obey(self._orders, record.event)
+        self._orders, s = obey(self._orders, record.event), self._settings
+        state = self._orders.fleet.cells.get(s.cell)
+        leads = state is not None and state.incarnation == s.incarnation
+        if state is not None and self._leads and not leads:
+            raise Deposed(f"{s.cell}: its agent {s.incarnation} ends: {state.incarnation} has started after it and leads the cell")
+        self._leads = leads
 
     async def _live(self) -> None:
         """Go on from state to state as far as it goes now."""

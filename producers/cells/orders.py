@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from gyre_engine.events import Event
 from gyre_engine.events.cells import (
     CellHealth,
+    CellLost,
     CellRole,
     CellStarted,
     KvExported,
@@ -76,11 +77,11 @@ class Orders:
 def obey(orders: Orders, event: Event) -> Orders:
     """The orders after `event`."""
     match event:
-        case SchedulerElected() | SwitchRole() | CellStarted() | RoleChanged() | LifeChanged() | CellHealth() | WeightsLoaded():
+        case SchedulerElected() | SwitchRole() | CellLost() | CellStarted() | RoleChanged() | LifeChanged() | CellHealth() | WeightsLoaded():
             return replace(orders, fleet=observe(orders.fleet, event))
         case WeightsHeld():
             return replace(orders, held={**orders.held, event.cell: event})
-        case MoveExecutions() if event.source == orders.cell and event.epoch >= orders.fleet.epoch:
+        case MoveExecutions() if event.source == orders.cell and _is_new(orders, event):
             return replace(orders, moves=event, imported=frozenset())
         case KvExported() if event.destination == orders.cell:
             return replace(orders, offers={**orders.offers, (event.cell, event.rid): event})
@@ -91,6 +92,12 @@ def obey(orders: Orders, event: Event) -> Orders:
             return replace(orders, imported=orders.imported | {event.rid})
         case _:
             return _trained(orders, event)
+
+
+def _is_new(orders: Orders, event: MoveExecutions) -> bool:
+    """Not of a deposed scheduler, nor one that comes again: what was imported since would be forgotten."""
+    before = (orders.moves.epoch, orders.moves.number) if orders.moves else (0, 0)
+    return event.epoch >= orders.fleet.epoch and (event.epoch, event.number) > before
 
 
 def _trained(orders: Orders, event: Event) -> Orders:

@@ -37,6 +37,8 @@ from producers.proxy.router import Lease, Router
 
 ABORT_GRACE_S = 1.0
 """How long an aborted engine may take to hand over what it has sampled."""
+AWAY_GRACE_S = 5.0
+"""How long a call stays without a token on a cell that does not answer any more; then it goes on elsewhere."""
 RETRY_FIRST_S, RETRY_MOST_S = 0.05, 1.0
 ANEW_MOST = 3
 """How often a call may begin anew; then it goes on, or switches that come faster than it ends would hold it up for ever."""
@@ -205,7 +207,7 @@ async def _on_one_engine(
         replace(job.params, max_tokens=job.params.max_tokens - done),
     )
     finish = None
-    async with _aborted_by(cancel, lease, request.rid), contextlib.aclosing(lease.engine.generate(request)) as chunks:
+    async with _left_by(cancel, lease, request.rid, sampled), contextlib.aclosing(lease.engine.generate(request)) as chunks:
         async for chunk in chunks:
             sampled.take(chunk, lease.cell)
             heard(chunk)
@@ -214,15 +216,18 @@ async def _on_one_engine(
 
 
 @contextlib.asynccontextmanager
-async def _aborted_by(cancel: asyncio.Event, lease: Lease, rid: str) -> AsyncIterator[None]:
-    """Once `cancel` is set the engine is told to abort, and what is inside may go on for a moment, to hear what it has."""
+async def _left_by(cancel: asyncio.Event, lease: Lease, rid: str, sampled: Sampled) -> AsyncIterator[None]:
+    """Once `cancel` is set the engine is told to abort, and what is inside may go on for a moment, to hear what it has. A cell that is
+    away is told nothing: what is inside ends once it has brought nothing for a while.
+    """
     try:
         async with asyncio.timeout(None) as limit:
-            watch = asyncio.ensure_future(_abort(cancel, lease, rid, limit))
+            watches = [asyncio.ensure_future(_abort(cancel, lease, rid, limit)), asyncio.ensure_future(_leave(lease, sampled, limit))]
             try:
                 yield
             finally:
-                watch.cancel()
+                for watch in watches:
+                    watch.cancel()
     except TimeoutError:
         if not limit.expired():
             raise
@@ -232,8 +237,24 @@ async def _abort(cancel: asyncio.Event, lease: Lease, rid: str, limit: asyncio.T
     await cancel.wait()
     with contextlib.suppress(EngineError, TimeoutError):
         await asyncio.wait_for(lease.engine.abort(rid), ABORT_GRACE_S)
-    with contextlib.suppress(RuntimeError):  # it ended while the engine answered
-        limit.reschedule(asyncio.get_running_loop().time() + ABORT_GRACE_S)
+    _end(limit, ABORT_GRACE_S)
+
+
+async def _leave(lease: Lease, sampled: Sampled, limit: asyncio.Timeout) -> None:
+    """The agent is held up from the moment that its engine is away; a token says that it was not."""
+    while True:
+        await lease.away.wait()
+        before = len(sampled.ids)
+        sampled.hold()
+        await asyncio.sleep(AWAY_GRACE_S)
+        if lease.away.is_set() and len(sampled.ids) == before:
+            _end(limit, 0.0)
+            return
+
+
+def _end(limit: asyncio.Timeout, seconds: float) -> None:
+    with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+        limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 async def _pause(cancel: asyncio.Event, seconds: float) -> None:

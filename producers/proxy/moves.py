@@ -2,7 +2,8 @@
 
 reads     cells, commands (through `apply`)
 promises  a fold of bounded size: of each cell its last drain, what was decided on it and what of it has arrived; a deposed scheduler
-          decides nothing (log-rules, 8); what is past holds no room, as that is kept for open calls alone
+          decides nothing (log-rules, 8); what is past holds no room, as that is kept for open calls alone; the end is the same
+          however `cells` and `commands` interleave, and whatever comes twice
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ class Moves:
         """Take in an event of `cells` or `commands`. epoch: of the scheduler that rules."""
         match event:
             case Drained():
-                self._drains[event.cell] = _Drain(event)
+                before = self._drains.get(event.cell, _Drain())
+                answered = before.decided is not None and before.decided.drained == _by(event)
+                self._drains[event.cell] = _Drain(event, before.decided, before.arrived) if answered else _Drain(event)
             case MoveExecutions() if event.epoch >= epoch:
-                before = self._drains.get(event.source, _Drain())
-                self._drains[event.source] = _Drain(before.drained, event)
+                drain = self._drains.setdefault(event.source, _Drain())
+                if drain.decided is None or (event.epoch, event.number) > (drain.decided.epoch, drain.decided.number):
+                    drain.decided = event
             case KvImported() if event.source in self._drains:
                 self._drains[event.source].arrived.add(event.rid)
             case _:

@@ -3,14 +3,15 @@
 reads     cells, commands (through `apply`)
 promises  a call waits for room no longer than it is told to; an execution counts once on its cell however many calls
           it has open; an execution comes back to its cell while that samples; one that a switch interrupted goes on
-          where the scheduler says, for which room is kept, and waits for its KV no longer than MOVE_WAIT_S
+          where the scheduler says, for which room is kept, and waits for its KV no longer than MOVE_WAIT_S; who has a lease
+          hears when its cell goes away
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -33,11 +34,12 @@ AVOID_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """An engine lent to one call."""
+    """An engine lent to one call. away: set while its cell does not answer (gyre_engine.scheduling.cells.Fleet.away)."""
 
     cell: str
     execution: str
     engine: InferenceEngine
+    away: asyncio.Event
 
 
 class Router:
@@ -54,6 +56,7 @@ class Router:
         self._version: dict[str, int] = {}
         self._open: dict[str, Counter[str]] = {}
         self._avoid: dict[str, float] = {}
+        self._away: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._waiters: list[asyncio.Future[None]] = []
 
     def apply(self, events: Iterable[Event]) -> None:
@@ -63,6 +66,7 @@ class Router:
             self._moves.apply(event, self.routes.fleet.epoch)
             if isinstance(event, Dispatched):
                 self._version[event.execution] = event.weight_version
+        self._tell_who_is_away()
         self._wake()
 
     async def acquire(self, execution: str, *, source: str = "", timeout: float) -> Lease:
@@ -101,7 +105,7 @@ class Router:
             return None
         self._sticky[execution] = cell.cell
         self._open.setdefault(cell.cell, Counter())[execution] += 1
-        return Lease(cell.cell, execution, self._engine(cell))
+        return Lease(cell.cell, execution, self._engine(cell), self._away[cell.cell])
 
     def release(self, lease: Lease) -> None:
         """The call is done with its engine."""
@@ -124,6 +128,12 @@ class Router:
         """Close every engine client."""
         for _, engine in self._engines.values():
             await engine.close()
+
+    def _tell_who_is_away(self) -> None:
+        fleet = self.routes.fleet
+        for cell in fleet.cells:
+            away = self._away[cell]
+            away.set() if fleet.away(cell) else away.clear()
 
     def _choose(self, execution: str, source: str) -> CellState | None:
         now, load = time.monotonic(), self._load(execution)
@@ -167,5 +177,6 @@ class Router:
                 waiter.set_result(None)
 
     def _state(self) -> str:
-        known = [f"{cell.cell} {cell.role.value} v{cell.version}" for cell in self.routes.cells.values()]
+        fleet = self.routes.fleet
+        known = [f"{c.cell} {'away' if fleet.away(c.cell) else c.role.value} v{c.version}" for c in fleet.cells.values()]
         return f"cells: {', '.join(known)}" if known else "no cell has started yet"

@@ -22,11 +22,6 @@ class Routes:
     fleet: Fleet = field(default_factory=Fleet)
 
     @property
-    def cells(self) -> Mapping[str, CellState]:
-        """All cells by name."""
-        return self.fleet.cells
-
-    @property
     def sampling(self) -> tuple[CellState, ...]:
         """The cells that sample, those first that will longest."""
         return self.fleet.serving

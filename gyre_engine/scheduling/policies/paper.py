@@ -4,9 +4,9 @@ A cell leaves sampling only while w <= C_R - C_e and training data is ready; one
 fixed order, so that those in training are a prefix that grows until the burst ends. Then satellites go back, and the core too, unless
 the next batch is ready and the remaining capacity covers what is out and due.
 
-The paper is silent on one case, where waiting would last for ever: inside a burst no step is open and none can be, as its batch is not
-there or an evaluation comes first, and more is out than the sampling cells serve (a second attempt, or that evaluation, came after
-the last cell had left). Then the last cell goes back.
+The paper is silent on two cases, where waiting would last for ever: inside a burst no step is open and none can be, as its batch is not
+there or an evaluation comes first, or the core is lost, and more is out than the sampling cells serve (a second attempt, or that
+evaluation, came after the last cell had left). Then the last cell goes back.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def _go_back(cluster: Cluster, demand: Demand) -> Switch | None:
         return _back(cluster.training[-1], "the burst is over")
     if held := [c for c in cluster.training if c.held_over and c.position > 0]:
         return _back(held[-1], "the burst that it joined is over")
-    goes_on = demand.step_open or (demand.batch_ready and not demand.blocked)
+    goes_on = cluster.core is not None and (demand.step_open or (demand.batch_ready and not demand.blocked))
     if goes_on or demand.out_there <= cluster.sampling_capacity:
         return None
-    reason = f"no step can open, {demand.out_there} executions are out, C_R is {cluster.sampling_capacity}"
+    reason = f"no step can go on, {demand.out_there} executions are out, C_R is {cluster.sampling_capacity}"
     return _back(cluster.training[-1], reason)
 
 
