@@ -16,10 +16,9 @@ from gyre_engine.scheduling.migration import KvCosts, plan_moves
 
 @dataclass(slots=True)
 class Moving:
-    """State: one drain a cell, and what moves and prefills have cost. kv, across_versions: of plan_moves."""
+    """State: one drain a cell, and what moves and prefills have cost."""
 
     kv: str = "auto"
-    across_versions: bool = False
     costs: KvCosts = field(default_factory=KvCosts)
     _drains: dict[str, Drained] = field(default_factory=dict)
     _answered: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -46,7 +45,7 @@ class Moving:
         for cell, drained in self._drains.items():
             command = fleet.commands.get(cell)
             if command is not None and (command.epoch, command.number) == _by(drained):
-                moves = plan_moves(drained, fleet.serving, self.costs, self.kv, across_versions=self.across_versions)
+                moves = plan_moves(drained, fleet.serving, self.costs, self.kv)
                 return MoveExecutions(epoch=epoch, number=number, source=cell, drained=_by(drained), moves=moves)
         return None
 

@@ -18,7 +18,7 @@ from consumers.scheduler.moving import Moving
 from consumers.scheduler.silence import Silence
 from consumers.scheduler.view import TOPICS, View
 from gyre_engine.events import Event, Recorded
-from gyre_engine.events.cells import SchedulerElected
+from gyre_engine.events.cells import CellLost, SchedulerElected
 from gyre_engine.log import Log
 from gyre_engine.log.consumer import Consumer, Reading, Report, serve
 from gyre_engine.log.election import Deposed, win
@@ -64,7 +64,7 @@ class Scheduler(Consumer):
         super().__init__(log, Reading(poll_seconds=IDLE_POLL_S), report)
         self.view = View(settings.plan, settings.group_size)
         self._settings = settings
-        self._moving = Moving(settings.kv, settings.across_versions)
+        self._moving = Moving(settings.kv)
         self._silence = Silence(settings.silence_s, LifeLimits().starting)
         self._epoch = 0
 

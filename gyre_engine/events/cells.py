@@ -233,23 +233,6 @@ class ProbeGap(Event):
     tokens: int
     gap_max: float
     gap_mean: float
-    kept_tokens: int = 0
-    """The engine went on from KV of other weights for so many of the probe's first tokens (`kv.across_versions`); what follows was scored."""
-
-
-@event("kv-kept", topic="cells", key="cell")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvKept(Event):
-    """KV that `from_version` computed is gone on from under `to_version` (`kv.across_versions = "keep"`); a `probe-gap` tells what that does."""
-
-    cell: str
-    incarnation: str
-    from_version: int
-    """Of the weights before; some of it may be older still."""
-    to_version: int
-    tokens: int
-    source: str = ""
-    """The cell that it was imported from; empty: it was the engine's own when the weights were loaded."""
 
 
 @event("scheduler-elected", topic="commands", key="run")

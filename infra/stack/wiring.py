@@ -94,7 +94,7 @@ def scheduler(launch: Launch, holder: str) -> SchedulerSettings:
     s = config.schedule
     return SchedulerSettings(
         holder=holder, cells=tuple(map(cell_name, positions(config))), plan=class_plan(config),
-        group_size=config.batch.group_size, policy=s.policy, across_versions=keeps_kv(config),
+        group_size=config.batch.group_size, policy=s.policy,
         options=PolicySettings(slack=s.slack, training_cells=s.training_cells), kv=s.kv, silence_s=s.silence_s,
     )  # fmt: skip
 
