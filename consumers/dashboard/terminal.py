@@ -108,6 +108,8 @@ def final_table(view: RunView, console: Console, seconds: float) -> None:
     table.add_row("role switches", str(view.switches))
     table.add_row("errors seen by agents", str(view.agent_errors))
     table.add_row("largest gap engine/trainer", f"{view.gap_max:.2e}")
+    if view.kept_gap_max:
+        table.add_row("largest gap on KV of older weights", f"{view.kept_gap_max:.2e}")
     table.add_row("seconds", f"{seconds:.0f}")
     console.print(table)
     if alert := view.time_outs.alert:

@@ -43,6 +43,7 @@ class RunView:
     switches: int = 0
     agent_errors: int = 0
     gap_max: float = 0.0
+    kept_gap_max: float = 0.0
     waiting: Waiting | None = None
 
     def see(self, event: Event) -> None:
@@ -80,13 +81,15 @@ class RunView:
             case CellStarted():
                 self.cells[event.cell] = CellView(event.position, event.role, event.weight_version)
             case RoleChanged() if event.cell in self.cells:
-                self.switches += 1
+                self.switches += event.role is not CellRole.LEFT
                 self.cells[event.cell].role = event.role
             case CellHealth() if event.cell in self.cells:
                 cell = self.cells[event.cell]
                 cell.running, cell.healthy = event.running, event.healthy
             case WeightsLoaded() if event.cell in self.cells:
                 self.cells[event.cell].version = event.version
+            case ProbeGap() if event.kept_tokens:
+                self.kept_gap_max = max(self.kept_gap_max, event.gap_max)
             case ProbeGap():
                 self.gap_max = max(self.gap_max, event.gap_max)
             case _:

@@ -45,9 +45,10 @@ class SchedulerSettings:
     group_size: int
     policy: str = "paper"
     kv: str = "auto"
+    across_versions: bool = False
     options: PolicySettings = field(default_factory=PolicySettings)
-
     silence_s: float = 120.0
+
 
 def run(settings: SchedulerSettings, log: Log, stop: threading.Event | None = None, report: Report | None = None) -> None:
     """Command until SIGTERM or `stop`. Raises Deposed where another scheduler rules."""
@@ -64,7 +65,7 @@ class Scheduler(Consumer):
         super().__init__(log, Reading(poll_seconds=IDLE_POLL_S), report)
         self.view = View(settings.plan, settings.group_size)
         self._settings = settings
-        self._moving = Moving(settings.kv)
+        self._moving = Moving(settings.kv, settings.across_versions)
         self._silence = Silence(settings.silence_s, LifeLimits().starting)
         self._epoch = 0
 
@@ -83,22 +84,23 @@ class Scheduler(Consumer):
         """Say where interrupted executions go on, or that a cell is lost, else command what the policy says. Raises Deposed."""
         if not self._epoch:
             return
-        fleet, holder = self.view.fleet, self._settings.holder
         self._silence.listen(self.view.fleet, self._settings.cells, time.monotonic())
+        fleet, holder = self.view.fleet, self._settings.holder
         if fleet.epoch != self._epoch:
             raise Deposed(f"scheduler {holder} (epoch {self._epoch}): {fleet.holder} rules with epoch {fleet.epoch}")
         moves = self._moving.due(fleet, self._epoch, self.view.number + 1)
         if moves is not None:
             self._write(moves, lambda: not self._moving.waits(moves.source))
-        elif (decision := decide(self.view, self._settings)) is not None:
         elif (lost := self._lost()) is not None:
-            logger.warning("%s says nothing since %.0f s: it counts as gone until it speaks again", lost.cell, lost.silent_us / 1e6)
+            logger.warning(
+                "%s says nothing since %.0f s: it counts as gone until it speaks again", lost.cell, lost.silent_us / 1e6
+            )
             self._write(lost, lambda: self.view.fleet.losses.get(lost.cell) == lost)
+        elif (decision := decide(self.view, self._settings)) is not None:
             command = self.view.command(decision, self._epoch)
             logger.info("%s", decision)
             self._write(command, lambda: self.view.has_read(command))
 
-    def _write(self, command: Event, read_back: Callable[[], bool]) -> None:
     def _lost(self) -> CellLost | None:
         """The next cell that has fallen silent."""
         fleet = self.view.fleet
@@ -111,6 +113,7 @@ class Scheduler(Consumer):
             )  # fmt: skip
         return None
 
+    def _write(self, command: Event, read_back: Callable[[], bool]) -> None:
         view, epoch = self.view, self._epoch
         self.log.append_all([command])
         self.read_on(
@@ -130,4 +133,4 @@ def decide(view: View, settings: SchedulerSettings) -> Decision | None:
     """Who is to leave, else the policy's answer, once every cell has started or is lost."""
     if any(cell not in view.fleet.cells and not view.fleet.lost(cell) for cell in settings.cells):
         return None
-    return POLICIES[settings.policy](view.cluster(), view.demand(), settings.options)
+    return view.to_leave() or POLICIES[settings.policy](view.cluster(), view.demand(), settings.options)

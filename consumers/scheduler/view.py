@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from gyre_engine.events import Recorded
 from gyre_engine.events.bursts import BeginBurst
-from gyre_engine.events.cells import CellRole, SwitchRole, WaterLevelChanged
+from gyre_engine.events.cells import CellRole, LeaveWanted, SwitchRole, WaterLevelChanged
 from gyre_engine.events.executions import Discarded, Dispatched, Finished
 from gyre_engine.events.training import EvaluationReported, GroupAdmitted
 from gyre_engine.scheduling import bursts
 from gyre_engine.scheduling.bursts import Bursts
 from gyre_engine.scheduling.cells import CellState, Fleet, observe
 from gyre_engine.scheduling.classes import ClassPlan, ready_steps
-from gyre_engine.scheduling.cluster import Begin, Cell, Cluster, Decision, Demand
+from gyre_engine.scheduling.cluster import Begin, Cell, Cluster, Decision, Demand, Switch
 from gyre_engine.training.backlog import Backlog
 from gyre_engine.training.ledger import Ledger, apply, consumed
 
@@ -33,6 +33,8 @@ class View:
     backlog: Backlog = field(default_factory=Backlog)
     dispatched: int = 0
     """Places of training groups that were dispatched."""
+    _wanted_away: dict[str, str] = field(default_factory=dict)
+    """Cell -> who asked that it leave."""
     _sent: int = 0
     """Executions that were dispatched, evaluations and further attempts among them."""
     _out: set[str] = field(default_factory=set)
@@ -50,6 +52,8 @@ class View:
                 self._dispatched(event)
             case Finished() | Discarded() as event:
                 self._out.discard(event.execution)
+            case LeaveWanted() as event:
+                self._wanted_away.setdefault(event.cell, event.by)
             case _ if record.topic == "training":
                 self._ledger(record)
             case event:
@@ -74,6 +78,20 @@ class View:
     def _role(self, state: CellState) -> CellRole:
         waits = not state.healthy or self.fleet.due(state.cell) is not None
         return CellRole.SWITCHING if waits else state.role
+
+    def to_leave(self) -> Switch | None:
+        """The next cell that somebody wants away, one after the other, as all transfers are; the core holds the weights and stays.
+
+        One that is on its way, or away for good, holds itself up and nobody else.
+        """
+        wanted = {name: by for name, by in self._wanted_away.items() if name in self.fleet.cells and not self.fleet.leaves(name)}
+        away = {cell.name for cell in self.cluster().order if cell.role is CellRole.SWITCHING}
+        if not away <= set(wanted):
+            return None
+        for name, by in sorted(wanted.items()):
+            if self.fleet.cells[name].position != 0:
+                return Switch(name, CellRole.LEFT, f"{by} asked for it")
+        return None
 
     def demand(self) -> Demand:
         """What is out there and what could be trained now."""

@@ -79,6 +79,11 @@ class CellsConfig:
     kv_tokens: int = opt(65536, "Tokens in the KV cache of one engine.")
     lease_s: float = opt(60.0, "A member of a step that shows no progress for this long is released.")
     threads: int = opt(1, "Torch threads a process.")
+    host: str = opt(
+        "127.0.0.1",
+        "Address at which this host's engines and registered memory are reached. For cells on other hosts: one that they reach too; "
+        "engines ask for no key, so only on a network of yours.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +110,24 @@ class PublishConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvConfig:
+    """What engines keep of what they have computed."""
+
+    across_versions: str = opt(
+        "recompute",
+        "KV of older weights: recompute (nothing is gone on from it), or keep (faster after a publication, and other than what the "
+        "new weights would compute: events kv-kept and probe-gap tell by how much; native engines only).",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaConfig:
     """The log."""
 
     bootstrap_servers: str = opt("", "Brokers of yours; empty: Gyre starts an embedded Apache Kafka.")
+    host: str = opt(
+        "127.0.0.1", "Address of the embedded broker; whoever reaches it reads and writes the log, so only on a network of yours."
+    )
     prefix: str = opt("gyre", "Prefix of every topic, group and transactional id.")
     partitions: int = opt(4, "Partitions of the execution-keyed topics of a new run.")
     replication: int = opt(0, "Replicas a topic; 0: 1 on the embedded broker, 3 elsewhere.")
@@ -296,6 +315,7 @@ class ScheduleConfig:
         "A call that a switch, or the loss of its engine, interrupted: continue (elsewhere, from the very token), or retry (anew; "
         "what it had sampled is counted as discarded). One whose text a streaming client has begun to get is always continued.",
     )
+    silence_s: float = opt(120.0, "A cell that has said nothing for this long counts as gone until it speaks again.")
     training_cells: int = opt(1, "For `async`: how many of the `cells.count` cells train for ever, the core among them.")
 
 
@@ -310,12 +330,12 @@ class Config:
     cells: CellsConfig = opt(CellsConfig, "")
     transfer: TransferConfig = opt(TransferConfig, "")
     publish: PublishConfig = opt(PublishConfig, "")
+    kv: KvConfig = opt(KvConfig, "")
     kafka: KafkaConfig = opt(KafkaConfig, "")
     clickhouse: ClickHouseConfig = opt(ClickHouseConfig, "")
     proxy: ProxyConfig = opt(ProxyConfig, "")
     runner: RunnerConfig = opt(RunnerConfig, "")
     harness: HarnessConfig = opt(HarnessConfig, "")
-    silence_s: float = opt(120.0, "A cell that has said nothing for this long counts as gone until it speaks again.")
     data: tuple[DataSourceConfig, ...] = opt((), "Task sources.")
     batch: BatchConfig = opt(BatchConfig, "")
     group: GroupConfig = opt(GroupConfig, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gyre_engine.events.envelope import Event, event
 
@@ -24,6 +24,8 @@ class RunStarted(Event):
     """fsspec URL of the initial weights."""
     initial_weights_hash: str
     topic_prefix: str
+    model_files: dict[str, str] = field(default_factory=dict)
+    """Name -> text of the model's config.json and generation_config.json: what a cell on another host makes a model folder of."""
 
 
 @event("run-ended", topic="runs", key="run")

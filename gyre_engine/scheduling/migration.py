@@ -101,11 +101,14 @@ class KvCosts:
         return self.move_s(tokens) < self.prefill_s(tokens)
 
 
-def plan_moves(drained: Drained, cells: Sequence[CellState], costs: KvCosts, kv: str = "auto") -> tuple[Move, ...]:
+def plan_moves(
+    drained: Drained, cells: Sequence[CellState], costs: KvCosts, kv: str = "auto", *, across_versions: bool = False
+) -> tuple[Move, ...]:
     """A destination for each interrupted execution while there is room, those with the longest contexts first.
 
     cells: that serve, those first that will longest
     kv:    "auto" by cost, "always", "never"
+    across_versions: also to cells that sample with other weights
     """
     room = {cell.cell: cell.capacity - cell.running for cell in cells}
     moves: list[Move] = []
@@ -116,12 +119,11 @@ def plan_moves(drained: Drained, cells: Sequence[CellState], costs: KvCosts, kv:
             continue
         room[destination.cell] -= request.execution not in chosen
         chosen[request.execution] = destination
-        moves.append(Move(request.execution, request.rid, destination.cell, _with_kv(request, drained, destination, costs, kv)))
+        of_use = across_versions or destination.version == drained.weight_version  # learning.md, 9
+        with_kv = of_use and _pays(request, costs, kv)
+        moves.append(Move(request.execution, request.rid, destination.cell, with_kv))
     return tuple(moves)
 
 
-def _with_kv(request: Interrupted, drained: Drained, destination: CellState, costs: KvCosts, kv: str) -> bool:
-    """KV of other weights is of no use (learning.md, 9)."""
-    if kv == "never" or destination.version != drained.weight_version:
-        return False
-    return kv == "always" or costs.moving_pays(request.tokens)
+def _pays(request: Interrupted, costs: KvCosts, kv: str) -> bool:
+    return kv == "always" or (kv == "auto" and costs.moving_pays(request.tokens))

@@ -70,6 +70,17 @@ def _settings(folder: StackFolder, servers: str, prefix: str) -> KafkaSettings:
 
 
 @contextmanager
+def attach_running() -> Iterator[Attached]:
+    """The run that goes on in this folder. Raises CommandError where none does."""
+    folder = StackFolder.here()
+    state = read_state(folder.root)
+    if state is None or not state.serving or not state.facts.get("run"):
+        raise CommandError(f"no run goes on in {folder.root}: `gyre runs` lists those that were here")
+    with attach(str(state.facts["run"]), folder) as attached:
+        yield attached
+
+
+@contextmanager
 def attach(run: str, folder: StackFolder | None = None) -> Iterator[Attached]:
     """The named run (or `latest`) on this folder's log."""
     with kafka(folder or StackFolder.here()) as settings:

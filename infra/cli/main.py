@@ -21,6 +21,10 @@ from infra.cli.usage import MISUSE, READABLE, example, misused, wrongly_called
 from infra.stack.layout import StackFolder
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+cells = typer.Typer(help="The cells of a run: list them, add some on the run's host, let one leave.", no_args_is_help=True)
+cell = typer.Typer(help="A cell on this host for a run elsewhere.", no_args_is_help=True)
+app.add_typer(cells, name="cells")
+app.add_typer(cell, name="cell")
 INTERRUPTED = 130
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, or latest.")]
 RunOption = Annotated[str, typer.Option(metavar="RUN", help="A run's name, or latest.")]
@@ -197,6 +201,77 @@ def evaluate(
         report = measure(what, config, split, tasks, samples, StackFolder.here(), console)
     interval = f"[{report.low:.4f}, {report.high:.4f}]"
     console.print(f"{what} on {split}: {report.mean:.4f} {interval}, {report.episodes} episodes", highlight=False, markup=False)
+
+
+@cells.command("list", epilog=example("cells list"))
+@plainly
+def list_cells(
+    run: RunOption = "latest",
+    json_: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+) -> None:
+    """The cells of a run: role, state of life, weights, load, and where each engine is reached."""
+    from infra.cli.attach import attach
+    from infra.cli.joining import list_cells as show
+
+    with attach(run) as attached, attached.log() as log:
+        show(log, Console(), as_json=json_)
+
+
+@cells.command("add", epilog=example("cells add"))
+@plainly
+def add_cells(
+    count: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    wait: Annotated[bool, typer.Option(help="Until they are up.")] = True,
+) -> None:
+    """Start cells more on the run's own host, for the run that goes on in this folder."""
+    from infra.cli.attach import attach_running
+    from infra.cli.joining import add_cells as add
+
+    with attach_running() as attached, attached.log() as log:
+        print(f"{', '.join(add(log, count, wait))}: {'up' if wait else 'asked for'}")
+
+
+@cells.command("drain", epilog=example("cells drain"))
+@plainly
+def drain_cell(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="Its name, as `gyre cells list` has it.")],
+    wait: Annotated[bool, typer.Option(help="Until it has left.")] = True,
+) -> None:
+    """Let a cell leave the run: its calls move on, what it has trained is handed over, its processes end."""
+    from infra.cli.attach import attach_running
+    from infra.cli.joining import drain_cell as drain
+
+    with attach_running() as attached, attached.log() as log:
+        drain(log, cell, wait)
+        print(f"{cell} {'has left' if wait else 'was asked to leave'} {log.run}")
+
+
+@cell.command("start", epilog=example("cell start"))
+@plainly
+def start_cell(
+    bootstrap: Annotated[str, typer.Option(metavar="HOST:PORT", help="The run's Kafka brokers.")],
+    run: RunOption = "latest",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="This host's address, as the run's hosts reach it.")] = "127.0.0.1",
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A copy of cell-key from the .gyre folder of the run's host.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="The cell's name; empty: this host's and a few letters.")] = "",
+    prefix: Annotated[str, typer.Option(help="kafka.prefix of the run.")] = "gyre",
+    client: Annotated[
+        Path | None, typer.Option("--command-config", metavar="FILE", help="librdkafka settings (TLS, SASL), NAME=VALUE a line.")
+    ] = None,
+    other_hardware: Annotated[
+        bool, typer.Option("--other-hardware", help="Join although this processor or torch rounds otherwise than the run's.")
+    ] = False,
+) -> None:
+    """A cell on this host for a run elsewhere, until it has left (Ctrl-C) or the run is over."""
+    from infra.cli.joining import Way
+    from infra.cli.joining import start_cell as begin
+    from infra.cli.running import quiet_logging
+
+    quiet_logging(False)
+    way = Way(bootstrap, prefix, client)
+    print(begin(way, run, host=host, name=name, key=key, other_hardware=other_hardware, folder=StackFolder.here()))
 
 
 @app.command(epilog=example("doctor"))

@@ -22,7 +22,8 @@ from gyre_engine.training.fingerprint import differences, fingerprint
 from infra.cli.attach import attach
 from infra.cli.errors import CommandError
 from infra.stack.layout import StackFolder
-from infra.stack.session import Session, StackEnded, versions
+from infra.stack.session import Session, StackEnded
+from infra.stack.versions import versions
 from infra.supervisor.spec import SupervisorEvent
 
 REASON_LIMIT = 800

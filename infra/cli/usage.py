@@ -23,6 +23,10 @@ EXAMPLES = {
     "trees": "gyre trees latest",
     "score": "gyre score my_scorer:MyScorer --run latest",
     "eval": "gyre eval latest@20 --split test",
+    "cells list": "gyre cells list --run latest",
+    "cells add": "gyre cells add --count 2",
+    "cells drain": "gyre cells drain cell-2",
+    "cell start": "gyre cell start --run latest --bootstrap 10.0.0.1:9092 --host 10.0.0.2 --key cell-key",
     "doctor": "gyre doctor --tasks examples/quickstart/tasks/train",
     "up": "gyre up",
     "status": "gyre status",
@@ -47,7 +51,7 @@ def misused(command: str, message: str) -> NoReturn:
 def wrongly_called(error: TyperException) -> NoReturn:
     """The same for what the parser of arguments refused."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
-    command = "" if context is None or context.parent is None else str(context.info_name)
+    command = "" if context is None else context.command_path.partition(" ")[2]
     said = error.format_message().rstrip(".")
     meaning = getattr(parameter, "help", None)
     usage = f"\nusage: {context.get_usage().partition(':')[2].strip().translate(_BRACES)}" if context is not None else ""

@@ -20,6 +20,7 @@ from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task, tas
 from gyre_engine.transfer.kinds import why_not
 from infra.sglang.launch import PYTHON as SGLANG
 from infra.stack import wiring
+from infra.stack.ports import free_ports
 from producers.runner.harnesses import HarnessError
 from producers.runner.process import harness_of
 
@@ -36,6 +37,7 @@ def check_before_start(config: Config) -> None:
         _splits,
         _tasks,
         _engine,
+        _addresses,
         _transfer,
         _harness,
         _scorer,
@@ -155,6 +157,21 @@ def _engine(config: Config) -> Iterator[Problem]:
             read_script(config.cells.script, Tokenizer.from_file(str(tokenizer)))
         except ScriptUnreadable as error:
             yield Problem(f"cells.script: {error}", (("cells", "script"),))
+
+
+def _addresses(config: Config) -> Iterator[Problem]:
+    """What is bound here must be an address of this host."""
+    bound = [("cells", config.cells.host), ("proxy", config.proxy.host)]
+    if not config.kafka.bootstrap_servers:
+        bound.append(("kafka", config.kafka.host))
+    for section, host in bound:
+        try:
+            free_ports(1, host)
+        except OSError:
+            text = (
+                f"{section}.host: nothing can be bound at {host!r} here: give an address of this host (`ip address` lists them)"
+            )
+            yield Problem(text, ((section, "host"),))
 
 
 def _transfer(config: Config) -> Iterator[Problem]:

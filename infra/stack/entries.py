@@ -1,9 +1,10 @@
-"""Where each process of a run begins. A process is told the stack's folder and, for cells, its position; it reads the rest."""
+"""Where each process of a run begins. A process is told the stack's folder and, for cells, its cell's name; it reads the rest."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import uuid
 from pathlib import Path
@@ -14,6 +15,8 @@ from infra.stack import wiring
 from infra.stack.health import reporter
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
+
+TERMINATED = 128 + signal.SIGTERM
 
 
 def proxy(folder: str) -> None:
@@ -58,36 +61,38 @@ def analytics(folder: str) -> None:
     run(wiring.analytics(launch, stack), _log(launch, stack), report=reporter(stack.health, "analytics"))
 
 
-def cell_agent(folder: str, position: int) -> None:
+def cell_agent(folder: str, cell: str) -> None:
+    """Ends with status 0 only once the cell has left the run: then it is not started again."""
     from producers.cells.process import run
 
     launch, stack = _begin(folder)
-    run(wiring.agent(launch, stack, position, _life()), _log(launch, stack))
+    left = run(wiring.agent(launch, stack, cell, _life()), _log(launch, stack))
+    sys.exit(0 if left else TERMINATED)
 
 
-def engine(folder: str, position: int) -> None:
+def engine(folder: str, cell: str) -> None:
     from producers.cells.engine_server import run_engine_server, run_scripted_server
 
     launch, stack = _begin(folder)
-    config, url = launch.settings, urlsplit(wiring.engine_url(launch, position))
+    config, url = launch.settings, urlsplit(launch.cell(cell).engine_url)
     if config.cells.engine == "scripted":
         return run_scripted_server(
-            config.model.path, config.cells.script, "0", host=url.hostname or "127.0.0.1", port=url.port or 0,
+            launch.model_path, config.cells.script, str(launch.model_version), host=url.hostname or "127.0.0.1", port=url.port or 0,
             kv_capacity=config.cells.kv_tokens, max_context=config.model.context,
         )  # fmt: skip
     run_engine_server(
-        config.model.path, "0", host=url.hostname or "127.0.0.1", port=url.port or 0, kv_capacity=config.cells.kv_tokens,
-        max_batch=config.cells.capacity, max_context=config.model.context, paused=True, kv_secret=stack.secret(),
-        transfer=config.transfer.kind,
+        launch.model_path, str(launch.model_version), host=url.hostname or "127.0.0.1", port=url.port or 0, kv_capacity=config.cells.kv_tokens,
+        max_batch=config.cells.capacity, max_context=config.model.context, paused=True, kv_secret=stack.cell_key(),
+        transfer=config.transfer.kind, keep_kv=wiring.keeps_kv(config),
     )  # fmt: skip
 
 
-def trainer(folder: str, position: int) -> None:
+def trainer(folder: str, cell: str) -> None:
     from consumers.trainer.process import run
 
     launch, stack = _begin(folder)
-    report = reporter(stack.health, f"cell-{position}-trainer")
-    run(wiring.trainer(launch, stack, position, _life()), _log(launch, stack), report=report)
+    report = reporter(stack.health, f"{cell}-trainer")
+    run(wiring.trainer(launch, stack, cell, _life()), _log(launch, stack), report=report)
 
 
 def _begin(folder: str) -> tuple[Launch, StackFolder]:

@@ -69,6 +69,23 @@ class StackFolder:
             raise ConfigError(f"{path} is cut off: remove it, and nothing that was started with it may run any more")
         return secret
 
+    @property
+    def cell_key_file(self) -> Path:
+        """What `gyre cell start` on another host needs a copy of."""
+        return self.root / "cell-key"
+
+    def cell_key(self) -> bytes:
+        """With which the cells of this stack's runs open each other's memory: derived from the secret, so that it opens nothing else;
+        on a host that joined, the copy that it was given.
+        """
+        if not self.cell_key_file.exists():
+            self.keep_cell_key(hmac.new(self.secret(), b"cells", hashlib.sha256).hexdigest().encode())
+        return self.cell_key_file.read_bytes().strip()
+
+    def keep_cell_key(self, key: bytes) -> None:
+        """Write it, readable by its owner alone."""
+        self._write_private(self.cell_key_file, key + b"\n")
+
     def private(self) -> dict[str, str]:
         """What a run was started with and only its owner may read: librdkafka's settings, a ClickHouse URL with its password."""
         path = self.root / "private.json"
@@ -77,10 +94,7 @@ class StackFolder:
 
     def keep_private(self, settings: Mapping[str, str]) -> None:
         """Write what `private` gives, readable by its owner alone."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.root / "private.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(dict(settings), file)
+        self._write_private(self.root / "private.json", json.dumps(dict(settings)).encode())
 
     def librdkafka(self) -> dict[str, str]:
         """librdkafka's settings, passwords among them."""
@@ -93,11 +107,15 @@ class StackFolder:
     def _make_secret(self, path: Path) -> None:
         # Written whole before it has its name, so that a killed process leaves no short one.
         part = path.with_suffix(f".{os.getpid()}.part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_hex(SECRET_BYTES // 2).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        self._write_private(part, secrets.token_hex(SECRET_BYTES // 2).encode())
         with contextlib.suppress(FileExistsError):
             os.link(part, path)
         part.unlink()
+
+    def _write_private(self, path: Path, content: bytes) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())

@@ -8,15 +8,16 @@ import socket
 LOW, HIGH = 12_000, 30_000
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` different ports that nobody has bound. Raises OSError where none can be found."""
+def free_ports(count: int, host: str = "127.0.0.1", *others: str) -> list[int]:
+    """`count` different ports that nobody has bound at any of the addresses. Raises OSError where none can be found."""
+    hosts = {host, *others}
     found: list[int] = []
     for port in random.sample(range(LOW, HIGH), 50 * count):
         if len(found) == count:
             return found
-        if _is_free(host, port):
+        if all(_is_free(each, port) for each in hosts):
             found.append(port)
-    raise OSError(f"no {count} free ports between {LOW} and {HIGH} on {host}")
+    raise OSError(f"no {count} free ports between {LOW} and {HIGH} on {' and '.join(sorted(hosts))}")
 
 
 def _is_free(host: str, port: int) -> bool:

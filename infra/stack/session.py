@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import time
 from collections.abc import Callable
@@ -21,27 +20,23 @@ from gyre_engine.log.runs import end_run, start_run
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.log.topics import ensure_topics
 from gyre_engine.training.fingerprint import fingerprint
+from infra.stack import wiring
+from infra.stack.cells import PRELOADERS, CellKeeper
 from infra.stack.checks import check_before_start
 from infra.stack.health import forget
 from infra.stack.kafka import kafka_settings, start_broker
-from infra.stack.launch import Launch
+from infra.stack.launch import Launch, keep_secrets
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
-from infra.stack.processes import PRELOADERS, run_processes
-from infra.stack.weights import image_hash
+from infra.stack.processes import run_processes
+from infra.stack.versions import versions
+from infra.stack.weights import config_files, image_hash
 from infra.supervisor.spec import SupervisorEvent
 from infra.supervisor.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
-VERSIONS = ("gyre", "torch", "megatron-core", "faust-streaming", "confluent-kafka", "renderers", "tokenizers", "chdb")
-
 END_NOTE_S = 2.0
-
-
-def versions() -> dict[str, str]:
-    """Of the packages that decide what a run derives: a run goes on only with the same (log-rules, 15)."""
-    return {name: importlib.metadata.version(name) for name in VERSIONS}
 
 
 class StackEnded(RuntimeError):
@@ -76,14 +71,15 @@ class Session:
         """Bring everything up. Raises ConfigError, BrokerError and the like before anything runs for long."""
         self.began = time.monotonic()
         check_before_start(self.config)
-        self.folder.secret()
+        self.folder.cell_key()
         self.supervisor = Supervisor(self.folder.root, preload=PRELOADERS, on_event=self.on_event)
         self.supervisor.preload()
         self._stop_environments()
         kafka = self._kafka()
         partitions = ensure_topics(kafka, self.run)
         self.launch = self._launch(kafka)
-        self.launch.save(self.folder, self.config)
+        keep_secrets(self.folder, self.config)
+        self.launch.save(self.folder)
         forget(self.folder.health)
         self.log = KafkaLog(kafka, self.run)
         if not self._resumed:
@@ -95,14 +91,17 @@ class Session:
         self.supervisor.start(*run_processes(self.launch, self.folder))
 
     def follow(self, show: Callable[[RunView], None]) -> None:
-        """Show progress until the runner says that all is done. Raises ProcessGaveUp or StackEnded."""
-        assert self.supervisor is not None and self.log is not None
-        follower = self.log.follow(TOPICS)
+        """Show progress and tend the cells until the runner says that all is done. Raises ProcessGaveUp or StackEnded."""
+        assert self.supervisor is not None and self.log is not None and self.launch is not None
+        follower, wanted = self.log.follow(TOPICS), self.log.follow(("cells",))
         try:
+            keeper = CellKeeper(self.launch, self.folder, self.supervisor, wanted)
+            keeper.catch_up()
             while True:
                 for record in follower.poll(0.5):
                     self.view.see(record.event)
                 show(self.view)
+                keeper.tend()
                 over = self.supervisor.wait(0.0)
                 if over and not self._runner_is_done():
                     raise StackEnded(
@@ -113,6 +112,7 @@ class Session:
                     return
         finally:
             follower.close()
+            wanted.close()
 
     def stop(self, outcome: str, reason: str = "") -> None:
         """Note the end of the run while the broker answers (briefly: an end must not wait for a log that is away), end all."""
@@ -146,7 +146,7 @@ class Session:
         servers, replication = own.bootstrap_servers, own.replication or (1 if own.allow_weak else 3)
         if not own.bootstrap_servers:
             assert self.supervisor is not None
-            servers, replication = start_broker(self.supervisor, self.folder), own.replication or 1
+            servers, replication = start_broker(self.supervisor, self.folder, own.host), own.replication or 1
         settings = kafka_settings(own, servers, replication, own.librdkafka)
         if own.bootstrap_servers and not own.allow_weak:
             for finding in require_safe(settings):
@@ -155,17 +155,16 @@ class Session:
 
     def _launch(self, kafka: KafkaSettings) -> Launch:
         config = self.config
-        host = config.proxy.host
-        proxy_port, clickhouse_port, *engine_ports = free_ports(2 + config.cells.count + config.cells.standalone)
+        at, count = config.cells.host, len(wiring.positions(config))
+        proxy_port, clickhouse_port, *ports = free_ports(2 + count, "127.0.0.1", config.proxy.host, at)
         clickhouse = ""
         if config.clickhouse.enabled:
             clickhouse = masked_url(config.clickhouse.url) or f"http://127.0.0.1:{clickhouse_port}"
         return Launch(
             run=self.run, config=self.pinned, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
             partitions=kafka.partitions, replication=kafka.replication,
-            proxy_url=f"http://{host}:{config.proxy.port or proxy_port}",
-            engine_urls=tuple(f"http://127.0.0.1:{port}" for port in engine_ports),
-            clickhouse_url=clickhouse,
+            proxy_url=f"http://{config.proxy.host}:{config.proxy.port or proxy_port}",
+            cells=wiring.places(config, at, ports), clickhouse_url=clickhouse, host=at,
         )  # fmt: skip
 
     def _run_started(self, partitions: dict[str, int], kafka: KafkaSettings) -> RunStarted:
@@ -174,5 +173,5 @@ class Session:
             run=self.run, config=self.pinned, config_hash=config_hash(self.pinned),
             versions=versions(), partitions=partitions,
             fingerprint=fingerprint(self.config.cells.threads), initial_weights=model.as_uri(),
-            initial_weights_hash=image_hash(model), topic_prefix=f"{kafka.prefix}.{self.run}",
+            initial_weights_hash=image_hash(model), model_files=config_files(model), topic_prefix=f"{kafka.prefix}.{self.run}",
         )  # fmt: skip

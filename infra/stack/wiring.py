@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from consumers.analytics.settings import AnalyticsSettings
@@ -23,7 +24,7 @@ from gyre_engine.scheduling.policies import PolicySettings
 from gyre_engine.tasks import Source
 from gyre_engine.training.replica import Hyper
 from gyre_engine.trees.select import SelectionSettings
-from infra.stack.launch import Launch
+from infra.stack.launch import CellPlace, Launch
 from infra.stack.layout import StackFolder
 from producers.cells.agent import AgentSettings
 from producers.proxy.role_rules import RoleRule
@@ -47,9 +48,12 @@ def positions(config: Config) -> tuple[int, ...]:
     return (*range(config.cells.count), *(-1 - i for i in range(config.cells.standalone)))
 
 
-def engine_url(launch: Launch, position: int) -> str:
-    """Where the cell's engine is reached: `engine_urls` are in the order of `positions`."""
-    return launch.engine_urls[positions(launch.settings).index(position)]
+def places(config: Config, host: str, ports: Sequence[int]) -> tuple[CellPlace, ...]:
+    """The cells that a run begins with, in the order of `positions`; each engine gets one of `ports` at `host`."""
+    return tuple(
+        CellPlace(cell_name(position), position, f"http://{host}:{port}")
+        for position, port in zip(positions(config), ports, strict=True)
+    )
 
 
 def class_plan(config: Config) -> ClassPlan:
@@ -68,16 +72,16 @@ def hyper(config: Config) -> Hyper:
     )
 
 
-def trainer(launch: Launch, folder: StackFolder, position: int, holder: str) -> TrainerSettings:
+def trainer(launch: Launch, folder: StackFolder, cell: str, holder: str) -> TrainerSettings:
     config = launch.settings
     return TrainerSettings(
-        cell=cell_name(position), core=position == 0, holder=holder, model_path=config.model.path,
+        cell=cell, core=launch.cell(cell).position == 0, holder=holder, model_path=launch.model_path,
         plan=class_plan(config), context=config.model.context, micro_step_tokens=config.batch.micro_step_tokens,
         temperature=config.sampling.temperature, lease_s=config.cells.lease_s,
         checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
         checkpoint_every=config.run.checkpoint_every, checkpoint_keep=config.run.checkpoint_keep, loss=loss(config),
-        aggregate=config.loss.aggregate, hyper=hyper(config), config_hash=launch.config_hash, secret=folder.secret(),
-        evaluation=evaluation(config), transfer=config.transfer.kind,
+        aggregate=config.loss.aggregate, hyper=hyper(config), config_hash=launch.config_hash, secret=folder.cell_key(),
+        evaluation=evaluation(config), transfer=config.transfer.kind, transfer_host=launch.host,
     )  # fmt: skip
 
 
@@ -94,22 +98,26 @@ def scheduler(launch: Launch, holder: str) -> SchedulerSettings:
     s = config.schedule
     return SchedulerSettings(
         holder=holder, cells=tuple(map(cell_name, positions(config))), plan=class_plan(config),
-        group_size=config.batch.group_size, policy=s.policy,
+        group_size=config.batch.group_size, policy=s.policy, across_versions=keeps_kv(config),
         options=PolicySettings(slack=s.slack, training_cells=s.training_cells), kv=s.kv, silence_s=s.silence_s,
     )  # fmt: skip
 
 
-def agent(launch: Launch, folder: StackFolder, position: int, incarnation: str) -> AgentSettings:
-    config = launch.settings
-    name = cell_name(position)
+def agent(launch: Launch, folder: StackFolder, cell: str, incarnation: str) -> AgentSettings:
+    config, place = launch.settings, launch.cell(cell)
     return AgentSettings(
-        cell=name, position=position, incarnation=incarnation, engine=config.cells.engine,
-        engine_url=engine_url(launch, position), capacity=config.cells.capacity, model_path=config.model.path,
-        scratch=str(folder.scratch / launch.run / name), plan=class_plan(config),
-        secret=folder.secret(), transfer=config.transfer.kind, fanout=config.publish.fanout,
+        cell=cell, position=place.position, incarnation=incarnation, engine=config.cells.engine,
+        engine_url=place.engine_url, capacity=config.cells.capacity, model_path=launch.model_path,
+        scratch=str(folder.scratch / launch.run / cell), plan=class_plan(config), secret=folder.cell_key(),
+        transfer=config.transfer.kind, transfer_host=launch.host, fanout=config.publish.fanout,
         patience_s=config.publish.patience_s, order=tuple(map(cell_name, positions(config))),
-        drain=config.publish.inflight == "drain", limits=LifeLimits(finishing=config.publish.drain_s),
+        drain=config.publish.inflight == "drain", limits=LifeLimits(finishing=config.publish.drain_s), keep_kv=keeps_kv(config),
     )  # fmt: skip
+
+
+def keeps_kv(config: Config) -> bool:
+    """Whether KV outlives the weights that computed it."""
+    return config.kv.across_versions == "keep"
 
 
 def proxy(launch: Launch, folder: StackFolder) -> ProxySettings:

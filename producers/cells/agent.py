@@ -54,10 +54,11 @@ TOPICS = ("commands", "training", "cells")
 class AgentSettings:
     """`model_path`: the initial model's folder; `scratch`: where pulled weights are put for the engine.
 
-    transfer:        its kind (gyre_engine.transfer.kinds)
+    transfer:        its kind (gyre_engine.transfer.kinds), and where others reach its memory
     order:           all cells in the fixed order: the tree in which weights are passed on (gyre_engine.scheduling.broadcast)
     fanout, patience_s: of that tree; see `publish` in the config
     drain:           whether calls in flight end before new weights are loaded; else they go on under them
+    keep_kv:         whether the engine was started to keep KV across versions
     """
 
     cell: str
@@ -72,10 +73,12 @@ class AgentSettings:
     secret: bytes = field(default=b"", repr=False)
     limits: LifeLimits = field(default_factory=LifeLimits)
     transfer: str = "tcp"
+    transfer_host: str = "127.0.0.1"
     order: tuple[str, ...] = ()
     fanout: int = 0
     patience_s: float = 10.0
     drain: bool = False
+    keep_kv: bool = False
     health_s: float = 5.0
     poll_s: float = 0.5
 
@@ -101,9 +104,9 @@ class CellAgent:
         speaker = Speaker(settings.cell, settings.incarnation, self._say)
         snapshots = Snapshots(Path(settings.model_path), Path(settings.scratch), transfer)
         tree = Tree(settings.order, settings.fanout)
-        self._weights = Weights(engine, snapshots, speaker, tree, settings.patience_s)
+        self._weights = Weights(engine, snapshots, speaker, tree, settings.patience_s, settings.keep_kv)
         self._exports = Exports(kv, speaker, 2 * settings.limits.exporting) if kv else None
-        self._imports = Imports(kv, speaker) if kv else None
+        self._imports = Imports(kv, speaker, (lambda: self._weights.version) if settings.keep_kv else None) if kv else None
         self._orders = Orders(settings.cell, settings.plan)
         self._state, self._since, self._left_rest = S.STARTING, time.monotonic(), time.monotonic()
         self._announced = self._leads = False
@@ -148,7 +151,9 @@ class CellAgent:
         state = self._orders.fleet.cells.get(s.cell)
         leads = state is not None and state.incarnation == s.incarnation
         if state is not None and self._leads and not leads:
-            raise Deposed(f"{s.cell}: its agent {s.incarnation} ends: {state.incarnation} has started after it and leads the cell")
+            raise Deposed(
+                f"{s.cell}: its agent {s.incarnation} ends: {state.incarnation} has started after it and leads the cell"
+            )
         self._leads = leads
 
     async def _live(self) -> None:

@@ -11,19 +11,19 @@ from gyre_engine.transfer.kinds import open_transfer
 from producers.cells.agent import AgentSettings, CellAgent
 
 
-def run(settings: AgentSettings, log: Log) -> None:
-    """Obey until SIGTERM or SIGINT."""
-    asyncio.run(_run(settings, log))
+def run(settings: AgentSettings, log: Log) -> bool:
+    """Obey until SIGTERM or SIGINT, or until the cell has left the run; whether it has."""
+    return asyncio.run(_run(settings, log))
 
 
-async def _run(settings: AgentSettings, log: Log) -> None:
+async def _run(settings: AgentSettings, log: Log) -> bool:
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    transfer = open_transfer(settings.transfer, secret=settings.secret or None)
+    transfer = open_transfer(settings.transfer, settings.transfer_host, secret=settings.secret or None)
     try:
         engine = SGLangEngine(settings.engine_url)
-        await CellAgent(settings, log, engine, transfer, engine).run(ending)
+        return await CellAgent(settings, log, engine, transfer, engine).run(ending)
     finally:
         transfer.close()

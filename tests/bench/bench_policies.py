@@ -55,10 +55,11 @@ from gyre_engine.log.runs import start_run
 from gyre_engine.log.topics import ensure_topics
 from infra.broker.broker import Broker, BrokerSettings
 from infra.stack import session as stack
+from infra.stack.cells import PRELOADERS, TRAINERS
 from infra.stack.checks import check_before_start
 from infra.stack.health import forget, reported
 from infra.stack.layout import StackFolder
-from infra.stack.processes import PRELOADERS, TRAINERS, run_processes
+from infra.stack.processes import run_processes
 from infra.supervisor.spec import ProcessSpec, State
 from infra.supervisor.supervisor import Supervisor
 from tests.bench.policies_cells import PIECE_IDS, PIECE_S, TOKENS_PER_S, Busy, notes
@@ -159,7 +160,7 @@ class Stand(stack.Session):
         kafka = self._kafka()
         partitions = ensure_topics(kafka, self.run)
         self.launch = self._launch(kafka)
-        self.launch.save(self.folder, self.config)
+        self.launch.save(self.folder)
         forget(self.folder.health)
         self.log = KafkaLog(kafka, self.run)
         start_run(self.log, self._run_started(partitions, kafka))

@@ -1,8 +1,8 @@
 """Role switches under load: how long each direction takes, and whether an agent or a token notices.
 
 Real Kafka; the proxy, three native engines and their agents as processes; 40 executions that call all the time. The bench commands the
-switches as a scheduler does (the real answer to drains, `consumers.scheduler.moving`), and publishes new weights now and then, which
-cells load before they sample again. No trainer runs: a cell that trains waits to join. The last line is one JSON object:
+switches as a scheduler does (the real answer to drains, `consumers.scheduler.moving`), always of the cells that hold the most
+executions, and publishes new weights now and then, which cells load before they sample again. No trainer runs: a cell that trains waits to join. The last line is one JSON object:
 
 to_training_ms_p50, _p99   from the command's event to the cell's `role-changed` to training: drained, KV read by others, freed
 to_sampling_ms_p50, _p99   from the command's event to `role-changed` to sampling: weights pulled and loaded where there are new ones
@@ -25,6 +25,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -168,6 +169,8 @@ class Commander:
     kv_tokens: int = 0
     version: int = 0
     number: int = 0
+    busiest: str = f"cell-{CELLS - 1}"
+    """Where the last drain sent most of its executions."""
     stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -230,6 +233,8 @@ class Commander:
         if moves is not None:
             self.number += 1
             self.say(moves)
+            if moves.moves:
+                self.busiest = Counter(move.destination for move in moves.moves).most_common(1)[0][0]
             while self.moving.waits(moves.source):
                 for record in self.follower.poll(0.2):
                     self.fleet = observe(self.fleet, record.event)
@@ -241,20 +246,23 @@ class Commander:
             self.took[to].append(1e3 * (at - began))
 
     def circle(self, switches: int, executions: Executions) -> None:
-        """The core first, then the first satellite, and back: the last cell always samples. Calls end between two switches."""
-        path = [
-            ("cell-0", CellRole.TRAINING),
-            ("cell-1", CellRole.TRAINING),
-            ("cell-1", CellRole.SAMPLING),
-            ("cell-0", CellRole.SAMPLING),
-        ]
+        """Two cells leave and come back, each time those that hold the most executions, which is the hardest. Calls end in between."""
+        away: list[str] = []
         for number in range(switches):
             if number % PUBLISH_EVERY == 2:
                 self.publish()
-            self.switch(*path[number % len(path)])
+            if number % 4 < 2:
+                away.append(self._next())
+                self.switch(away[-1], CellRole.TRAINING)
+            else:
+                self.switch(away.pop(), CellRole.SAMPLING)
             until, limit = executions.calls + BETWEEN, time.monotonic() + LIMIT_S
             while executions.calls < until and time.monotonic() < limit:
                 self._read()
+
+    def _next(self) -> str:
+        serving = [cell.cell for cell in self.fleet.serving]
+        return self.busiest if self.busiest in serving else serving[0]
 
 
 async def sampled(urls: list[str]) -> int:

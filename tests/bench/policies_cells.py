@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from gyre_engine.sampling.port import Chunk, GenerateRequest
 from gyre_engine.sampling.script_file import read_script
 from gyre_engine.sampling.scripted import Gate, Play, ScriptedEngine
-from infra.stack import entries, wiring
+from infra.stack import entries
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 
@@ -45,9 +45,8 @@ def notes(folder: Path) -> list[Busy]:
     return [Busy(**json.loads(line)) for line in lines]
 
 
-def notebook(folder: str, position: int, kind: str) -> Callable[[float, int], None]:
+def notebook(folder: str, cell: str, kind: str) -> Callable[[float, int], None]:
     """Notes what began at a time and ends now."""
-    cell = wiring.cell_name(position)
     path = Path(folder) / "busy" / f"{cell}-{kind}.jsonl"
     path.parent.mkdir(exist_ok=True)
 
@@ -83,27 +82,27 @@ class PacedEngine(ScriptedEngine):
             self._note(began, ids)
 
 
-def engine(folder: str, position: int) -> None:
+def engine(folder: str, cell: str) -> None:
     """In the place of infra.stack.entries.engine."""
     from producers.cells.engine_server import serve
 
     launch = Launch.load(StackFolder(Path(folder)))
-    config, url = launch.settings, urlsplit(wiring.engine_url(launch, position))
+    config, url = launch.settings, urlsplit(launch.cell(cell).engine_url)
     play = read_script(config.cells.script, Tokenizer.from_file(str(Path(config.model.path, "tokenizer.json"))))
     paced = PacedEngine(
-        play, notebook(folder, position, "sampling"), kv_capacity=config.cells.kv_tokens, max_context=config.model.context
+        play, notebook(folder, cell, "sampling"), kv_capacity=config.cells.kv_tokens, max_context=config.model.context
     )
     serve(paced, url.hostname or "", url.port or 0, paused=True)
 
 
-def trainer(folder: str, position: int) -> None:
+def trainer(folder: str, cell: str) -> None:
     """In the place of infra.stack.entries.trainer."""
     from gyre_engine.batching import PackedMicroStep
     from gyre_engine.losses.config import LossConfig
     from gyre_engine.training import megatron
     from gyre_engine.training.replica import StepMetrics
 
-    note = notebook(folder, position, "training")
+    note = notebook(folder, cell, "training")
 
     class Paced(megatron.MegatronReplica):
         def accumulate(self, step: PackedMicroStep, loss: LossConfig) -> StepMetrics:
@@ -114,4 +113,4 @@ def trainer(folder: str, position: int) -> None:
             return metrics
 
     megatron.MegatronReplica = Paced  # type: ignore[misc]
-    entries.trainer(folder, position)
+    entries.trainer(folder, cell)

@@ -31,7 +31,7 @@ from gyre_engine.events.cells import (
     SchedulerElected,
     SwitchRole,
 )
-from gyre_engine.events.training import CoreElected, MemberJoined, Published, Sealed, StepCommitted, StepOpened
+from gyre_engine.events.training import CoreElected, MemberJoined, MemberReleased, Published, Sealed, StepCommitted, StepOpened
 from gyre_engine.sampling.kv import KvTicket
 from gyre_engine.sampling.port import EngineNotServing, InFlight
 from gyre_engine.sampling.scripted import ScriptedEngine
@@ -79,8 +79,8 @@ class Led(Life):
         self.engine, self.number = engine, 0
 
     async def __aenter__(self) -> Led:
-        agent = CellAgent(self._of, self.log, self.engine, self._transfer, self.engine)
-        self.running = asyncio.create_task(agent.run(self.ending))
+        self.agent = CellAgent(self._of, self.log, self.engine, self._transfer, self.engine)
+        self.running = asyncio.create_task(self.agent.run(self.ending))
         await self.until(lambda: bool(self.said(CellStarted)))
         return self
 
@@ -253,13 +253,70 @@ async def test_an_engine_is_probed_once_it_goes_on(tmp_path: Path) -> None:
         assert (gap.version, gap.tokens, gap.gap_max) == (1, 2, 0.25)
 
 
+async def gone(cell: Led) -> list[LifeState]:
+    """Its states once the agent has ended by itself."""
+    async with asyncio.timeout(20):
+        assert await cell.running is True
+    return cell.states()
+
+
+async def test_a_cell_that_leaves_lets_go_of_its_calls_first(tmp_path: Path) -> None:
+    engine = Engine(busy=True)
+    async with Led(tmp_path, engine) as cell:
+        cell.command(CellRole.LEFT)
+        await cell.at(S.EXPORTING)
+        cell.say(
+            MoveExecutions(epoch=1, number=2, source="c1", drained=(1, 1), moves=(Move("g0.0.0", "g0.0.0-abc.1", "c2", False),))
+        )
+        assert (await gone(cell))[2:] == [S.DRAINING, S.EXPORTING, S.GONE]
+        [left] = cell.said(RoleChanged)
+        assert isinstance(left, RoleChanged)
+        assert (left.role, left.command_number, left.aborted_requests) == (CellRole.LEFT, 1, 1)
+
+
+async def test_a_cell_that_leaves_does_not_wait_for_ever_for_where_its_calls_go(tmp_path: Path) -> None:
+    async with Led(tmp_path, Engine(busy=True), LifeLimits(exporting=0.1)) as cell:
+        cell.command(CellRole.LEFT)
+        assert (await gone(cell))[-2:] == [S.EXPORTING, S.GONE]
+        assert [event.role for event in cell.said(RoleChanged)] == [CellRole.LEFT]  # type: ignore[attr-defined]
+
+
+async def test_a_member_that_leaves_stays_until_the_core_has_what_it_sealed(tmp_path: Path) -> None:
+    """Its trainer's memory is read until the step is committed."""
+    async with Led(tmp_path, Engine()) as cell:
+        cell.command(CellRole.TRAINING)
+        cell.say(*step(()))
+        await cell.at(S.TRAINING)
+        cell.command(CellRole.LEFT)
+        await cell.at(S.SEALING)
+        cell.say(sealed())
+        await cell.until(lambda: cell.agent._orders.member is not None and cell.agent._orders.member.sealed)
+        assert cell.states()[-1] is S.SEALING and not cell.running.done()
+        cell.say(
+            StepCommitted(
+                core_epoch=1, step=1, attempt=1, merge_order=(), weights_hash="v", executions=2, grad_norm=0.0, loss=0.0,
+                reward_mean=0.0,
+            )
+        )  # fmt: skip
+        assert (await gone(cell))[-2:] == [S.SEALING, S.GONE]
+
+
+async def test_a_cell_whose_engine_is_away_can_leave(tmp_path: Path) -> None:
+    engine = Engine()
+    async with Led(tmp_path, engine) as cell:
+        engine.away = True
+        await cell.at(S.LOST)
+        cell.command(CellRole.LEFT)
+        assert (await gone(cell))[-2:] == [S.LOST, S.GONE]
+
+
 HAPPENINGS = ("train", "sample", "step", "sealed", "away", "back", "pause")
 
 
 @hypothesis_settings(max_examples=15, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.sampled_from(HAPPENINGS), min_size=1, max_size=12))
+@given(st.lists(st.sampled_from(HAPPENINGS), min_size=1, max_size=12), st.booleans())
 async def test_whatever_happens_every_change_is_one_of_the_table(
-    tmp_path_factory: pytest.TempPathFactory, happenings: list[str]
+    tmp_path_factory: pytest.TempPathFactory, happenings: list[str], leaves: bool
 ) -> None:
     engine = Engine(busy=len(happenings) % 2 == 0)
     limits = LifeLimits(draining=0.2, exporting=0.02, sealing=0.02, refreshing=5.0)
@@ -282,8 +339,10 @@ async def test_whatever_happens_every_change_is_one_of_the_table(
                         0.03
                     )  # lets limits pass and reports come round: other interleavings, nothing is waited for
         engine.away = False
-        cell.command(CellRole.SAMPLING)
-        await cell.at(S.SAMPLING)
+        cell.command(CellRole.LEFT if leaves else CellRole.SAMPLING)
+        if leaves:
+            cell.say(MemberReleased(core_epoch=1, cell="c1", member_epoch=1, reason="lease"))
+        await cell.at(S.GONE if leaves else S.SAMPLING)
         state = S.STARTING
         for event in cell.said(LifeChanged):
             assert isinstance(event, LifeChanged)

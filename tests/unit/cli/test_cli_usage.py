@@ -28,15 +28,19 @@ def gyre(monkeypatch, tmp_path, capsys):
 
 
 def commands() -> list[str]:
-    return [command.name or command.callback.__name__ for command in app.registered_commands]
+    own = [command.name or command.callback.__name__ for command in app.registered_commands]
+    return own + [
+        f"{group.name} {command.name}" for group in app.registered_groups for command in group.typer_instance.registered_commands
+    ]
 
 
 def test_every_command_has_an_example_and_its_help_shows_it(gyre):
     assert set(EXAMPLES) == set(commands())
     for command in commands():
-        status, out, _ = gyre(command, "--help")
+        words = command.split()
+        status, out, _ = gyre(*words, "--help")
         assert status == 0
-        assert shlex.split(EXAMPLES[command])[:2] == ["gyre", command]
+        assert shlex.split(EXAMPLES[command])[: 1 + len(words)] == ["gyre", *words]
         assert EXAMPLES[command] in " ".join(out.split())
 
 
@@ -89,13 +93,17 @@ def test_unknown_words_are_named_with_the_nearest(gyre, arguments, said):
 def test_no_command_shows_the_list_and_version_the_version(gyre):
     status, out, _ = gyre()
     assert status == 2
-    assert all(command in out for command in commands())
+    assert all(command.split()[0] in out for command in commands())
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert gyre("--version")[:2] == (0, f"gyre {project['version']}\n")
 
 
 @pytest.mark.parametrize(
-    "command", ["runs", "trees", "replay", "tail training", "sql SHOW", "status", "stop", "run --resume latest"]
+    "command",
+    [
+        *("runs", "trees", "replay", "tail training", "sql SHOW", "status", "stop", "run --resume latest"),
+        *("cells list", "cells add", "cells drain cell-1", "cell start --bootstrap 127.0.0.1:1"),
+    ],
 )
 def test_in_an_empty_folder_a_command_says_so_in_one_line(gyre, command):
     status, out, err = gyre(*command.split())

@@ -45,7 +45,7 @@ def loaded(folder: Path, text: str) -> Config:
 def test_the_proxy_is_told_what_each_name_stands_for(tmp_path: Path) -> None:
     launch = Launch(
         run="r", config=to_json(loaded(tmp_path, WHOLE)), bootstrap_servers="127.0.0.1:1", prefix="gyre", partitions=4,
-        replication=1, proxy_url="http://127.0.0.1:2", engine_urls=("http://127.0.0.1:3",), clickhouse_url="",
+        replication=1, proxy_url="http://127.0.0.1:2", cells=(), clickhouse_url="",
     )  # fmt: skip
     assert wiring.proxy(launch, StackFolder(tmp_path)).models == {
         "tiny": POLICY,

@@ -62,3 +62,19 @@ def test_a_drain_of_an_earlier_command_is_not_answered_any_more() -> None:
 def test_what_a_deposed_scheduler_says_answers_nothing() -> None:
     moving, fleet = after(leave(1), drained(1), answer(9, 1, epoch=1))
     assert moving.due(fleet, 2, 2) == answer(2, 1)
+
+
+def test_an_answer_that_is_read_before_its_drain_is_an_answer() -> None:
+    """A scheduler that takes over reads two topics without an order between them."""
+    moving, fleet = after(leave(1), answer(2, 1), drained(1))
+    assert moving.due(fleet, 2, 3) is None and not moving.waits("a")
+    moving, fleet = after(leave(1), answer(2, 1), drained(1), leave(5), drained(5))
+    assert moving.due(fleet, 2, 6) == answer(6, 5)
+
+
+def test_a_scheduler_that_takes_over_answers_what_the_one_before_left() -> None:
+    """Its predecessor was killed between the drain and the answer."""
+    moving, fleet = after(leave(1), drained(1), SchedulerElected(epoch=3, holder="t"))
+    assert moving.due(fleet, 3, 2) == MoveExecutions(
+        epoch=3, number=2, source="a", drained=(2, 1), moves=(Move("e", "e-x.1", "b", False),)
+    )

@@ -5,7 +5,16 @@ import numpy as np
 from consumers.scheduler.view import View
 from gyre_engine.events import Event, Recorded
 from gyre_engine.events.bursts import BeginBurst
-from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged, SchedulerElected, SwitchRole, WaterLevelChanged
+from gyre_engine.events.cells import (
+    CellHealth,
+    CellRole,
+    CellStarted,
+    LeaveWanted,
+    RoleChanged,
+    SchedulerElected,
+    SwitchRole,
+    WaterLevelChanged,
+)
 from gyre_engine.events.executions import Dispatched
 from gyre_engine.events.training import CoreElected, GroupAdmitted, Published, StepCommitted, StepOpened
 from gyre_engine.scheduling.classes import ClassPlan
@@ -144,3 +153,49 @@ def test_a_cell_that_was_told_to_train_before_the_burst_is_held_over() -> None:
     elected = SchedulerElected(epoch=1, holder="s")
     assert [c.held_over for c in view_of(*started, elected, told, begin, obeyed).cluster().cells] == [False, True]
     assert [c.held_over for c in view_of(*started, elected, begin, told, obeyed).cluster().cells] == [False, False]
+
+
+def cell(name: str, position: int) -> CellStarted:
+    return CellStarted(
+        cell=name, position=position, incarnation="i", engine="scripted", engine_url="", capacity=8, role=CellRole.SAMPLING,
+        weight_version=0,
+    )  # fmt: skip
+
+
+def told(name: str, to: CellRole, number: int = 1) -> SwitchRole:
+    return SwitchRole(epoch=1, number=number, cell=name, to=to, reason="", water_level=0, sampling_capacity=0)
+
+
+THREE = (SchedulerElected(epoch=1, holder="s"), cell("c0", 0), cell("c1", 1), cell("c2", 2))
+
+
+def wanted(name: str) -> LeaveWanted:
+    return LeaveWanted(cell=name, by="somebody")
+
+
+def test_who_is_wanted_away_is_told_one_after_the_other_and_the_core_never() -> None:
+    view = view_of(*THREE, wanted("c2"), wanted("c0"), wanted("c1"), wanted("who"))
+    assert view.to_leave() == Switch("c1", CellRole.LEFT, "somebody asked for it")
+    view = view_of(*THREE, wanted("c2"), wanted("c1"), told("c1", CellRole.LEFT))
+    assert view.to_leave() == Switch("c2", CellRole.LEFT, "somebody asked for it")
+    assert view_of(*THREE, wanted("c0")).to_leave() is None
+
+
+def test_a_switch_that_is_under_way_is_waited_for_but_not_by_the_cell_itself() -> None:
+    assert view_of(*THREE, wanted("c2"), told("c1", CellRole.TRAINING)).to_leave() is None
+    away = CellHealth(cell="c2", incarnation="i", healthy=False)
+    assert view_of(*THREE, wanted("c2"), away).to_leave() == Switch("c2", CellRole.LEFT, "somebody asked for it")
+
+
+def test_a_cell_that_leaves_is_of_no_cluster_and_holds_nobody_up() -> None:
+    """From the command on: C_R is that of the others, and the serial order goes on without it."""
+    view = view_of(*THREE, wanted("c2"), told("c2", CellRole.LEFT))
+    assert [c.name for c in view.cluster().cells] == ["c0", "c1"]
+    assert (view.cluster().sampling_capacity, view.cluster().switching) == (16, False)
+    gone = RoleChanged(cell="c2", incarnation="i", role=CellRole.LEFT, command_epoch=1, command_number=1)
+    assert [c.name for c in view_of(*THREE, gone).cluster().cells] == ["c0", "c1"]
+
+
+def test_a_cell_that_comes_later_stands_behind_the_others() -> None:
+    view = view_of(*THREE, cell("far-b", 3), cell("far-a", 3))
+    assert [c.name for c in view.cluster().order] == ["c0", "c1", "c2", "far-a", "far-b"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gyre_engine.config import Config, to_json, with_overrides
-from infra.stack.launch import Launch
+from infra.stack.launch import CellPlace, Launch, keep_secrets
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
 from infra.stack.wiring import trainer
@@ -16,14 +16,14 @@ from infra.stack.wiring import trainer
 def launch(config: Config) -> Launch:
     return Launch(
         run="r", config=to_json(config), bootstrap_servers="127.0.0.1:1", prefix="gyre", partitions=4, replication=1,
-        proxy_url="http://127.0.0.1:2", engine_urls=("http://127.0.0.1:3",), clickhouse_url="",
+        proxy_url="http://127.0.0.1:2", cells=(CellPlace("cell-0", 0, "http://127.0.0.1:3"),), clickhouse_url="",
     )  # fmt: skip
 
 
 def test_a_launch_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     folder = StackFolder(tmp_path)
     made = launch(with_overrides(Config(), ["run.steps=7"]))
-    made.save(folder, Config())
+    made.save(folder)
     assert Launch.load(folder) == made
     assert Launch.load(folder).settings.run.steps == 7
 
@@ -34,9 +34,9 @@ def test_ids_are_hashed_with_the_config_as_it_was_pinned_whatever_keys_came_sinc
     del config["model"]["aliases"]
     pinned = json.dumps(config, sort_keys=True)
     made = replace(launch(Config()), config=pinned)
-    made.save(StackFolder(tmp_path), Config())
+    made.save(StackFolder(tmp_path))
     assert to_json(Launch.load(StackFolder(tmp_path)).settings) != pinned
-    told = trainer(Launch.load(StackFolder(tmp_path)), StackFolder(tmp_path), 0, "me").config_hash
+    told = trainer(Launch.load(StackFolder(tmp_path)), StackFolder(tmp_path), "cell-0", "me").config_hash
     assert told == hashlib.blake2b(pinned.encode(), digest_size=16).hexdigest()
 
 
@@ -44,7 +44,8 @@ def test_passwords_reach_every_client_and_stand_only_in_a_private_file(tmp_path:
     folder = StackFolder(tmp_path)
     secret = {"sasl.password": "hunter2", "security.protocol": "SASL_SSL"}
     config = with_overrides(Config(), ["kafka.librdkafka={'sasl.password' = 'hunter2', 'security.protocol' = 'SASL_SSL'}"])
-    launch(config).save(folder, config)
+    keep_secrets(folder, config)
+    launch(config).save(folder)
     assert dict(Launch.load(folder).kafka(folder).extra) == secret
     assert "hunter2" not in folder.launch.read_text()
     assert stat.S_IMODE((tmp_path / "private.json").stat().st_mode) == 0o600

@@ -1,6 +1,5 @@
 """What the config says reaches the process that needs it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from gyre_engine.config import Config, to_json, with_overrides
@@ -13,9 +12,11 @@ from infra.stack.processes import run_processes
 
 
 def launched(*given: str) -> Launch:
+    config = with_overrides(Config(), given)
+    ports = range(7, 7 + len(wiring.positions(config)))
     return Launch(
-        run="r", config=to_json(with_overrides(Config(), given)), bootstrap_servers="127.0.0.1:1", prefix="gyre", partitions=4,
-        replication=1, proxy_url="http://127.0.0.1:2", engine_urls=("http://127.0.0.1:3",), clickhouse_url="",
+        run="r", config=to_json(config), bootstrap_servers="127.0.0.1:1", prefix="gyre", partitions=4, replication=1,
+        proxy_url="http://127.0.0.1:2", cells=wiring.places(config, "127.0.0.1", ports), clickhouse_url="",
     )  # fmt: skip
 
 
@@ -29,7 +30,7 @@ def test_the_config_takes_the_filters_that_there_are() -> None:
 
 
 def test_the_core_is_told_how_many_checkpoints_to_keep(tmp_path: Path) -> None:
-    told = wiring.trainer(launched("run.checkpoint_keep=3"), StackFolder(tmp_path), 0, "me")
+    told = wiring.trainer(launched("run.checkpoint_keep=3"), StackFolder(tmp_path), "cell-0", "me")
     assert (told.core, told.checkpoint_keep) == (True, 3)
 
 
@@ -42,13 +43,14 @@ def test_the_scheduler_is_told_its_policy_and_all_cells(tmp_path: Path) -> None:
 
 def test_the_standalone_pool_has_engines_and_agents_but_no_trainers(tmp_path: Path) -> None:
     urls = tuple(f"http://127.0.0.1:{port}" for port in (7, 8, 9))
-    launch = replace(launched("cells.standalone=2", "cells.count=1"), engine_urls=urls)
+    launch = launched("cells.standalone=2", "cells.count=1")
     names = {spec.name for spec in run_processes(launch, StackFolder(tmp_path)) if "-" in spec.name}
     assert names == {
         "cell-0-engine", "cell-0-trainer", "cell-0-agent", "standalone-0-engine", "standalone-0-agent", "standalone-1-engine",
         "standalone-1-agent",
     }  # fmt: skip
-    agents = [wiring.agent(launch, StackFolder(tmp_path), position, "i") for position in (0, -1, -2)]
+    cells = ("cell-0", "standalone-0", "standalone-1")
+    agents = [wiring.agent(launch, StackFolder(tmp_path), cell, "i") for cell in cells]
     assert [(a.cell, a.position, a.engine_url) for a in agents] == [
         ("cell-0", 0, urls[0]), ("standalone-0", -1, urls[1]), ("standalone-1", -2, urls[2]),
     ]  # fmt: skip
@@ -56,8 +58,8 @@ def test_the_standalone_pool_has_engines_and_agents_but_no_trainers(tmp_path: Pa
 
 def test_trainers_and_agents_are_told_the_transfer_and_agents_the_tree(tmp_path: Path) -> None:
     given = ("transfer.kind=verbs", "publish.fanout=2", "publish.patience_s=3", "cells.count=2", "cells.standalone=1")
-    launch = replace(launched(*given), engine_urls=("http://127.0.0.1:7",) * 3)
-    agent = wiring.agent(launch, StackFolder(tmp_path), -1, "i")
+    launch = launched(*given)
+    agent = wiring.agent(launch, StackFolder(tmp_path), "standalone-0", "i")
     assert (agent.transfer, agent.fanout, agent.patience_s) == ("verbs", 2, 3.0)
     assert agent.order == ("cell-0", "cell-1", "standalone-0")
-    assert wiring.trainer(launch, StackFolder(tmp_path), 1, "me").transfer == "verbs"
+    assert wiring.trainer(launch, StackFolder(tmp_path), "cell-1", "me").transfer == "verbs"

@@ -1,0 +1,168 @@
+"""`gyre cell start` and `gyre cells`: a cell of this host in a run elsewhere; look at a run's cells, add one, let one go."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from gyre_engine.config.schema import KafkaConfig
+from gyre_engine.events.cells import CellRole, CellWanted, LeaveWanted
+from gyre_engine.log.kafka import KafkaLog
+from gyre_engine.log.port import Log
+from gyre_engine.log.settings import KafkaSettings
+from gyre_engine.scheduling.cells import CellState, Fleet, observe
+from gyre_engine.scheduling.life import LifeLimits
+from infra.cli.errors import CommandError, nearest
+from infra.stack.joining import CannotJoin, Joining, JoinSettings, leave_on_signals
+from infra.stack.kafka import kafka_settings
+from infra.stack.layout import StackFolder
+from infra.supervisor.spec import SupervisorEvent
+
+COLUMNS = ("cell", "position", "role", "state", "version", "capacity", "running", "engine")
+STATED = {"ended", "restarting", "gave-up"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Way:
+    """How a log elsewhere is reached. client: a file of librdkafka settings, NAME=VALUE a line."""
+
+    bootstrap: str
+    prefix: str
+    client: Path | None = None
+
+    def settings(self) -> KafkaSettings:
+        """As the log's clients take it. Raises CommandError."""
+        extra = _properties(self.client) if self.client else {}
+        return kafka_settings(dataclasses.replace(KafkaConfig(), prefix=self.prefix), self.bootstrap, 1, extra)
+
+
+def _properties(path: Path) -> dict[str, str]:
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        name, equals, value = line.partition("=")
+        if line and not line.startswith("#"):
+            if not equals:
+                raise CommandError(f"{path}, line {number}: {line!r} is no setting: write NAME=VALUE, as librdkafka calls it")
+            found[name.strip()] = value.strip()
+    return found
+
+
+def start_cell(way: Way, run: str, *, host: str, name: str, key: Path | None, other_hardware: bool, folder: StackFolder) -> str:
+    """One cell here until it has left or its run is over; how it ended. Raises CommandError and what starting raises."""
+    _take_key(folder, key)
+    kafka = way.settings()
+    folder.keep_private({f"kafka.{name}": value for name, value in kafka.extra.items()})
+    settings = JoinSettings(run, name or _own_name(), host, kafka, other_hardware)
+    joining = Joining(settings, folder, lambda text: print(text, flush=True), _told)
+    leave_on_signals(joining)
+    try:
+        joining.start()
+        return joining.follow()
+    except CannotJoin as error:
+        raise CommandError(str(error)) from error
+    finally:
+        joining.stop()
+
+
+def _own_name() -> str:
+    host = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter == "-")[:40] or "host"
+    return f"{host}-{secrets.token_hex(3)}"
+
+
+def _take_key(folder: StackFolder, key: Path | None) -> None:
+    if key is not None:
+        folder.keep_cell_key(key.read_bytes().strip())
+    elif not folder.cell_key_file.exists():
+        raise CommandError(
+            f"--key is missing: copy the file cell-key from the .gyre folder of the run's host, and name the copy "
+            f"(afterwards it stands in {folder.cell_key_file})"
+        )
+
+
+def _told(event: SupervisorEvent) -> None:
+    if event.kind in STATED:
+        print(f"{event.name}: {event.kind}{' (' + event.text + ')' if event.text else ''}", flush=True)
+
+
+def fleet_of(log: Log) -> Fleet:
+    """The cells as the log has them now."""
+    fleet = Fleet()
+    for topic in ("cells", "commands"):
+        for record in log.read(topic):
+            fleet = observe(fleet, record.event)
+    return fleet
+
+
+def list_cells(log: Log, console: Console, *, as_json: bool) -> None:
+    """A line a cell in the fixed order, those that have left last."""
+    fleet = fleet_of(log)
+    states = sorted(fleet.cells.values(), key=lambda state: (state.role is CellRole.LEFT, state.position, state.cell))
+    rows = [dict(zip(COLUMNS, _row(fleet, state), strict=True)) for state in states]
+    if as_json or not console.is_terminal:
+        for row in rows:
+            print(json.dumps(row) if as_json else "\t".join(map(str, row.values())))
+        return
+    table = Table(*COLUMNS)
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    console.print(table)
+
+
+def _row(fleet: Fleet, state: CellState) -> tuple[str | int, ...]:
+    due = fleet.due(state.cell)
+    role = f"{state.role} (told: {due})" if due else state.role.value
+    life = (state.life.value if state.life else "") + ("" if state.healthy else ", engine away")
+    return state.cell, state.position, role, life, state.version, state.capacity, state.running, state.url
+
+
+def add_cells(log: KafkaLog, count: int, wait: bool) -> list[str]:
+    """Ask for cells on the run's own host; their names. With `wait`: once they are up. Raises CommandError at the limit."""
+    fleet = fleet_of(log)
+    asked = {record.event.cell for record in log.read("cells") if isinstance(record.event, CellWanted)}
+    first = 1 + max((state.position for state in fleet.cells.values()), default=0)
+    names: list[str] = []
+    for position in range(first, first + count + len(asked)):
+        if (name := f"cell-{position}") not in {*fleet.cells, *asked} and len(names) < count:
+            names.append(name)
+            log.append_all([CellWanted(cell=name, position=position)])
+    limit = LifeLimits().starting
+    if wait:
+        _until(log, lambda now: all(name in now.cells for name in names), f"{', '.join(names)} to come up", limit)
+    return names
+
+
+def drain_cell(log: KafkaLog, cell: str, wait: bool) -> None:
+    """Ask that a cell leave; with `wait`: until it has. Raises CommandError where it cannot, or at the limit."""
+    fleet = fleet_of(log)
+    state = fleet.cells.get(cell)
+    if state is None:
+        raise CommandError(f"no cell {cell!r} in {log.run}.{nearest(cell, fleet.cells)} `gyre cells list` names them")
+    if state.position == 0:
+        raise CommandError(f"{cell} is the core: it holds the weights and the optimizer, and stays to the end of the run")
+    if state.role is CellRole.LEFT:
+        raise CommandError(f"{cell} has left {log.run} already")
+    log.append_all([LeaveWanted(cell=cell, by="gyre cells drain")])
+    if wait:
+        limit = LifeLimits().sealing + 60.0
+        _until(log, lambda now: now.cells[cell].role is CellRole.LEFT, f"{cell} to leave", limit)
+
+
+def _until(log: KafkaLog, done: Callable[[Fleet], bool], what: str, limit_s: float) -> None:
+    fleet, follower, until = Fleet(), log.follow(("cells", "commands")), time.monotonic() + limit_s
+    try:
+        while not done(fleet):
+            if time.monotonic() > until:
+                raise CommandError(f"waited {limit_s:.0f} s for {what}; `gyre cells list` shows where it stands")
+            for record in follower.poll(0.5):
+                fleet = observe(fleet, record.event)
+    finally:
+        follower.close()

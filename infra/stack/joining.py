@@ -1,0 +1,276 @@
+"""A cell on a host of its own: it learns of the run from the log, pulls the weights, and comes and goes while the run goes on.
+
+reads     runs, cells, commands, training
+writes    cells: leave-wanted, when this host is told to stop
+promises  nothing is shared with the run's host but the log and what is read through the Transfer port; before anything starts it is
+          known that the run goes on, that this host computes the same, and that its name is free; the cell leaves in order
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gyre_engine.config import Config, config_from_json
+from gyre_engine.events.cells import CellStarted, LeaveWanted
+from gyre_engine.events.log import RunEnded
+from gyre_engine.events.training import Published
+from gyre_engine.log.kafka import KafkaLog
+from gyre_engine.log.names import RUNS
+from gyre_engine.log.runs import RunInfo, find_run
+from gyre_engine.log.settings import KafkaSettings
+from gyre_engine.scheduling.cells import Fleet, observe
+from gyre_engine.scheduling.life import LifeLimits
+from gyre_engine.training.fingerprint import differences, fingerprint
+from gyre_engine.training.ledger import Ledger, apply
+from gyre_engine.transfer import Descriptor, TransferError
+from gyre_engine.transfer.kinds import open_transfer
+from gyre_engine.transfer.pull import Pull
+from infra.stack.cells import PRELOADERS, cell_processes, end_those_that_left, has_left
+from infra.stack.launch import CellPlace, Launch
+from infra.stack.layout import StackFolder
+from infra.stack.ports import free_ports
+from infra.stack.versions import versions
+from infra.supervisor.spec import SupervisorEvent
+from infra.supervisor.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+
+PULL_LIMIT_S = 600.0
+"""For the weights of a large model over a slow network."""
+LEAVE_LIMIT_S = LifeLimits().sealing + 60.0
+"""How long a cell may take to leave: the core may be merging a step that it has a part in."""
+FIRST_PUBLICATION_S = 600.0
+
+
+class CannotJoin(RuntimeError):
+    """This host's cell cannot be of the run; the text says why and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSettings:
+    """name: of the cell; host: this host's address, which the run's hosts reach; other_hardware: results may differ in the last bits."""
+
+    run: str
+    name: str
+    host: str
+    kafka: KafkaSettings
+    other_hardware: bool = False
+
+
+@dataclass(slots=True)
+class Standing:
+    """What the log says of a run that a cell wants to join."""
+
+    info: RunInfo
+    fleet: Fleet
+    published: Published | None
+
+    @classmethod
+    def read(cls, log: KafkaLog, run: str) -> Standing:
+        """Fold cells, commands and the ledger as they stand now. Raises NoSuchRun."""
+        info, fleet, ledger = find_run(log, run), Fleet(), Ledger()
+        for topic in ("cells", "commands"):
+            for record in log.read(topic):
+                fleet = observe(fleet, record.event)
+        for record in log.read("training"):
+            ledger = apply(ledger, record.event)
+        return cls(info, fleet, ledger.published)
+
+    @property
+    def config(self) -> Config:
+        return config_from_json(self.info.started.config)
+
+    @property
+    def position(self) -> int:
+        """The place after all others."""
+        return 1 + max((state.position for state in self.fleet.cells.values()), default=0)
+
+    def require_open(self, settings: JoinSettings) -> None:
+        """Raises CannotJoin where the run is over, the name is taken, or this host would compute something else."""
+        run, own = self.info.run, self.config
+        if self.info.ended is not None:
+            raise CannotJoin(f"{run} is over ({self.info.ended.outcome}): cells join runs that go on")
+        if settings.name in self.fleet.cells:
+            state = "has left" if self.fleet.leaves(settings.name) else "is in"
+            raise CannotJoin(f"a cell named {settings.name} {state} {run}: give another --name")
+        started = self.info.started
+        if other := differences(started.versions, versions()):
+            raise CannotJoin(f"{run} cannot have a cell with other versions: {'; '.join(other)}; install those of the run")
+        unlike = differences(started.fingerprint, fingerprint(own.cells.threads))
+        if unlike and not settings.other_hardware:
+            raise CannotJoin(
+                f"a cell here would compute {run} differently in the last bits: {'; '.join(unlike)}; "
+                "--other-hardware joins all the same, but a replay on one machine will then not agree"
+            )
+
+    def require_reachable(self, host: str) -> None:
+        """Raises CannotJoin where the run's cells are reached on their own host alone."""
+        if _loopback(self.config.cells.host) and not _loopback(host):
+            raise CannotJoin(
+                f"the cells of {self.info.run} are reached at {self.config.cells.host}, on their own host alone: start the run with "
+                "--set cells.host=ADDRESS (and kafka.host, where the broker is the embedded one)"
+            )
+
+
+def _loopback(host: str) -> bool:
+    return host.startswith("127.") or host in ("localhost", "::1")
+
+
+@dataclass(slots=True)
+class Joining:
+    """One cell's time in a run: `start`, `follow` until it has left or the run is over, `stop` in any case."""
+
+    settings: JoinSettings
+    folder: StackFolder
+    say: Callable[[str], None]
+    on_event: Callable[[SupervisorEvent], None] | None = None
+    supervisor: Supervisor | None = None
+    log: KafkaLog | None = None
+    told_to_stop: threading.Event = field(default_factory=threading.Event)
+    run: str = ""
+    _asked_at: float = 0.0
+
+    def start(self) -> None:
+        """Everything up to the cell's first word on the log. Raises CannotJoin, NotReady, ProcessGaveUp and the log's errors."""
+        settings, key = self.settings, self.folder.cell_key()
+        first = KafkaLog(settings.kafka, "-")
+        try:
+            self.run = find_run(first, settings.run).run
+        finally:
+            first.close()
+        log = self.log = KafkaLog(settings.kafka, self.run)
+        standing = Standing.read(log, self.run)
+        standing.require_open(settings)
+        standing.require_reachable(settings.host)
+        self.supervisor = Supervisor(self.folder.root, preload=PRELOADERS, on_event=self.on_event)
+        self.supervisor.preload()
+        launch = self._launch(standing, key)
+        launch.save(self.folder)
+        self.supervisor.note(run=self.run, cell=settings.name, bootstrap_servers=settings.kafka.bootstrap_servers)
+        self.supervisor.start(*cell_processes(launch, self.folder, launch.cells[0]))
+        self._until_it_speaks(log)
+
+    def _launch(self, standing: Standing, key: bytes) -> Launch:
+        settings, started = self.settings, standing.info.started
+        published = standing.published or self._first_publication()
+        self.say(f"pulling version {published.version} of the weights, {published.nbytes:,} bytes")
+        model = self._model(published, standing, key)
+        url = f"http://{settings.host}:{free_ports(1, settings.host)[0]}"
+        kafka = settings.kafka
+        return Launch(
+            run=self.run, config=started.config, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
+            partitions=kafka.partitions, replication=kafka.replication, proxy_url="", clickhouse_url="",
+            cells=(CellPlace(settings.name, standing.position, url),), host=settings.host, model=str(model),
+            model_version=published.version,
+        )  # fmt: skip
+
+    def _first_publication(self) -> Published:
+        """Of a run that has just begun."""
+        assert self.log is not None
+        follower, until = self.log.follow(("training",)), time.monotonic() + FIRST_PUBLICATION_S
+        self.say(f"{self.run} has not published weights yet; waiting for its core")
+        try:
+            while time.monotonic() < until:
+                for record in follower.poll(0.5):
+                    if isinstance(record.event, Published):
+                        return record.event
+        finally:
+            follower.close()
+        raise CannotJoin(f"the core of {self.run} published no weights within {FIRST_PUBLICATION_S:.0f} s; is its host up?")
+
+    def _model(self, published: Published, standing: Standing, key: bytes) -> Path:
+        """A model folder with the published weights. Raises CannotJoin where they cannot be read."""
+        config, own = standing.config, self.settings
+        source = Descriptor.from_bytes(published.descriptor)
+        transfer = open_transfer(config.transfer.kind, own.host, secret=key)
+        try:
+            image = Pull(transfer).read(published.weights_hash, published.nbytes, published.descriptor, PULL_LIMIT_S)
+        except TransferError as error:
+            raise CannotJoin(
+                f"the weights cannot be read from {source.host}:{source.port}: {error}; is --key the run's cell-key, and the way open?"
+            ) from error
+        finally:
+            transfer.close()
+        if hashlib.sha256(image.data).hexdigest() != published.weights_hash:
+            raise CannotJoin(f"what {source.host} sent is not version {published.version} as it was published")
+        folder = self.folder.scratch / self.run / own.name / "model"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in standing.info.started.model_files.items():
+            (folder / Path(name).name).write_text(text, encoding="utf-8")
+        (folder / "model.safetensors").write_bytes(image.data)
+        return folder
+
+    def _until_it_speaks(self, log: KafkaLog) -> None:
+        """Wait for the cell's own word. Raises ProcessGaveUp, or CannotJoin at the limit."""
+        assert self.supervisor is not None
+        limit, follower = LifeLimits().starting, log.follow(("cells",))
+        until = time.monotonic() + limit
+        try:
+            while time.monotonic() < until and not self.told_to_stop.is_set():
+                self.supervisor.wait(0.0)
+                for record in follower.poll(0.5):
+                    if isinstance(record.event, CellStarted) and record.event.cell == self.settings.name:
+                        self.say(f"{self.settings.name} is in {self.run}, its engine at {record.event.engine_url}")
+                        return
+        finally:
+            follower.close()
+        if not self.told_to_stop.is_set():
+            raise CannotJoin(f"{self.settings.name} was not up within {limit:.0f} s; its logs are in {self.folder.logs}")
+
+    def follow(self) -> str:
+        """Until the cell has left or the run is over; how it ended, in words. Raises ProcessGaveUp."""
+        assert self.supervisor is not None and self.log is not None
+        runs = self.log.follow((RUNS,), from_end=True)
+        try:
+            while not (over := self.supervisor.wait(0.0)):
+                for record in runs.poll(0.5):
+                    if isinstance(record.event, RunEnded) and record.event.run == self.run:
+                        return f"{self.run} is over: {record.event.outcome}"
+                end_those_that_left(self.supervisor)
+                if has_left(self.supervisor, self.settings.name):
+                    return f"{self.settings.name} has left {self.run}"
+                if self.told_to_stop.is_set():
+                    self._ask_to_leave()
+            return f"{self.settings.name} ended" if over else ""
+        finally:
+            runs.close()
+
+    def _ask_to_leave(self) -> None:
+        """Once; the scheduler then lets the cell go. Raises CannotJoin where nobody does within the limit."""
+        assert self.log is not None
+        if not self._asked_at:
+            self._asked_at = time.monotonic()
+            self.say(
+                f"{self.settings.name} leaves: its calls move on, what it has trained is handed over (once more Ctrl-C: at once)"
+            )
+            self.log.append_all([LeaveWanted(cell=self.settings.name, by="its host")])
+        elif time.monotonic() - self._asked_at > LEAVE_LIMIT_S:
+            raise CannotJoin(
+                f"the scheduler of {self.run} did not let {self.settings.name} go within {LEAVE_LIMIT_S:.0f} s; it ends now"
+            )
+
+    def stop(self) -> None:
+        """End what runs here."""
+        if self.log is not None:
+            self.log.close()
+        if self.supervisor is not None:
+            self.supervisor.stop()
+
+
+def leave_on_signals(joining: Joining) -> None:
+    """SIGINT and SIGTERM make the cell leave in order; the second one ends it at once."""
+
+    def asked(number: int, _frame: object) -> None:
+        if joining.told_to_stop.is_set():
+            raise KeyboardInterrupt
+        joining.told_to_stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, asked)

@@ -1,0 +1,81 @@
+"""Cells that join a running run from another host, leave it again, and stay to its end: with nothing in common but the log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.small_run import Gyre, settings, write_experiment
+from tests.e2e.test_run_and_replay import left_over
+from tests.e2e.two_hosts import Host, impossible, two_hosts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def until(what: Callable[[], bool], running: subprocess.Popen[str], limit: float = 120.0) -> None:
+    """Wait for it as long as `running` runs."""
+    end = time.monotonic() + limit
+    while not what():
+        if running.poll() is not None or time.monotonic() > end:
+            running.terminate()
+            pytest.fail(f"it did not come; the program said:\n{running.communicate()[0]}")
+        time.sleep(0.1)
+
+
+class Far:
+    """A folder on the other host, with nothing of the run but a copy of its key."""
+
+    def __init__(self, folder: Path, host: Host, bootstrap: str, key: Path) -> None:
+        folder.mkdir()
+        self.program, self.host, self.bootstrap = Gyre(folder), host, bootstrap
+        shutil.copy(key, folder / "key")
+
+    def start(self, name: str) -> subprocess.Popen[str]:
+        command = self.program.command(
+            "cell", "start", "--bootstrap", self.bootstrap, "--host", self.host.address, "--key", "key", "--name", name
+        )
+        return self.host.start(*command, cwd=self.program.folder, env=self.program.environment)
+
+
+@pytest.mark.skipif(bool(impossible()), reason=impossible() or "possible")
+def test_a_cell_comes_from_another_host_leaves_and_another_stays_to_the_end(tmp_path: Path) -> None:
+    here = Gyre(tmp_path / "here")
+    here.folder.mkdir()
+    with two_hosts() as (one, other):
+        given = settings(f"cells.host='{one.address}'", f"kafka.host='{one.address}'", "cells.count=1", "run.steps=10")
+        command = here.command("run", str(write_experiment(here.folder)), *given)
+        running = one.start(*command, cwd=here.folder, env=here.environment)
+        until((here.folder / ".gyre" / "launch.json").exists, running)
+        bootstrap = json.loads((here.folder / ".gyre" / "launch.json").read_text())["bootstrap_servers"]
+        key = here.folder / ".gyre" / "cell-key"
+
+        wrong = Far(tmp_path / "wrong", other, bootstrap, key)
+        (wrong.program.folder / "key").write_text("f" * 64)
+        refused = wrong.start("stranger")
+        assert "is --key the run's cell-key" in refused.communicate(timeout=120)[0]
+        assert refused.returncode == 1
+
+        far = Far(tmp_path / "far", other, bootstrap, key)
+        guest = far.start("guest")
+        until(lambda: "guest" in one.run(*here.command("cells", "list"), cwd=here.folder, env=here.environment), guest)
+        assert "guest has left" in one.run(*here.command("cells", "drain", "guest"), cwd=here.folder, env=here.environment)
+        said = guest.communicate(timeout=60)[0]
+        assert (guest.returncode, "guest has left" in said) == (0, True), said
+
+        stays = far.start("stays")
+        said, ended = stays.communicate(timeout=600)[0], running.communicate(timeout=120)[0]
+        assert running.returncode == 0, ended
+        assert (stays.returncode, "is over: completed" in said) == (0, True), said
+    cells = here.tail("cells")
+    assert [e["role"] for e in cells if e["type"] == "role-changed" and e["cell"] == "guest"][-1] == "left"
+    assert {"stays"} <= {e["cell"] for e in cells if e["type"] == "weights-loaded"}
+    calls = [e for e in here.tail("model-calls") if e["type"] == "model-call"]
+    assert {"cell-0", "stays"} <= {str(span["cell"]) for e in calls for span in e["weight_spans"]}  # type: ignore[attr-defined]
+    assert "10 steps verified" in here("replay", "latest", "--verify")
+    assert left_over(tmp_path) == []

@@ -1,0 +1,172 @@
+"""Cells that a host starts later and lets go: who is asked for runs once, who has left stays away, also when a run is resumed."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gyre_engine.config import Config, to_json
+from gyre_engine.events.cells import CellRole, CellStarted, CellWanted, LeaveWanted, RoleChanged
+from gyre_engine.events.log import RunEnded, RunStarted
+from gyre_engine.log.memory import MemoryLog
+from gyre_engine.log.runs import RunInfo
+from gyre_engine.log.settings import KafkaSettings
+from gyre_engine.scheduling.cells import Fleet, observe
+from gyre_engine.training.fingerprint import fingerprint
+from infra.cli.errors import CommandError
+from infra.cli.joining import _properties, _take_key, add_cells, drain_cell
+from infra.stack.cells import CellKeeper, Wanted
+from infra.stack.joining import CannotJoin, JoinSettings, Standing
+from infra.stack.launch import CellPlace, Launch
+from infra.stack.layout import StackFolder
+from infra.stack.versions import versions
+from infra.supervisor.spec import ProcessSpec, ProcessStatus, State
+
+
+@dataclass
+class Processes:
+    """Stands in for the supervisor: what was started and ended."""
+
+    states: dict[str, State] = field(default_factory=dict)
+
+    def start(self, *specs: ProcessSpec) -> None:
+        self.states |= {spec.name: State.RUNNING for spec in specs}
+
+    def end(self, name: str) -> None:
+        self.states[name] = State.STOPPED
+
+    def statuses(self) -> tuple[ProcessStatus, ...]:
+        return tuple(ProcessStatus(name, state) for name, state in self.states.items())
+
+
+def started(cell: str, position: int, role: CellRole = CellRole.SAMPLING) -> CellStarted:
+    return CellStarted(
+        cell=cell, position=position, incarnation="1", engine="native", engine_url="http://h:1", capacity=8, role=role,
+        weight_version=0,
+    )  # fmt: skip
+
+
+def left(cell: str) -> RoleChanged:
+    return RoleChanged(cell=cell, incarnation="1", role=CellRole.LEFT, command_epoch=1, command_number=3)
+
+
+def keeper(log: MemoryLog, folder: Path, processes: Processes) -> CellKeeper:
+    launch = Launch(
+        run="r", config=to_json(Config()), bootstrap_servers="127.0.0.1:1", prefix="gyre", partitions=4, replication=1,
+        proxy_url="", cells=(CellPlace("cell-0", 0, "http://127.0.0.1:3"),), clickhouse_url="",
+    )  # fmt: skip
+    made = CellKeeper(launch, StackFolder(folder), processes, log.follow(("cells",)))  # type: ignore[arg-type]
+    made.catch_up()
+    return made
+
+
+def test_a_cell_that_is_asked_for_twice_is_started_once_and_its_processes_end_when_it_has_left(tmp_path: Path) -> None:
+    log, processes = MemoryLog(run="r"), Processes()
+    kept = keeper(log, tmp_path, processes)
+    log.append_all([CellWanted(cell="cell-3", position=3)] * 2)
+    kept.tend()
+    kept.tend()
+    assert sorted(processes.states) == ["cell-3-agent", "cell-3-engine", "cell-3-trainer"]
+    assert Launch.load(StackFolder(tmp_path)).cell("cell-3").position == 3
+    processes.states["cell-3-agent"] = State.DONE
+    kept.tend()
+    assert [processes.states[f"cell-3-{part}"] for part in ("engine", "trainer")] == [State.STOPPED] * 2
+
+
+def test_a_resumed_run_has_the_cells_that_it_had_and_not_those_that_left(tmp_path: Path) -> None:
+    log, processes = MemoryLog(run="r"), Processes()
+    asked = [CellWanted(cell=f"cell-{n}", position=n) for n in (3, 4)]
+    log.append_all([*asked, started("cell-3", 3), started("cell-4", 4), left("cell-3")])
+    keeper(log, tmp_path, processes).tend()
+    assert sorted(processes.states) == ["cell-4-agent", "cell-4-engine", "cell-4-trainer"]
+
+
+def test_who_came_up_only_to_leave_is_not_wanted() -> None:
+    wanted = Wanted()
+    for event in (CellWanted(cell="c", position=5), started("c", 5, CellRole.LEFT)):
+        wanted.see(event)
+    assert wanted.still() == {}
+
+
+def test_added_cells_get_the_next_places_past_those_that_are_asked_for() -> None:
+    log = MemoryLog(run="r")
+    log.append_all([started("cell-0", 0), started("far-1", 3), CellWanted(cell="cell-4", position=4)])
+    assert add_cells(log, 2, wait=False) == ["cell-5", "cell-6"]  # type: ignore[arg-type]
+
+
+def test_a_drain_is_refused_where_it_cannot_be() -> None:
+    log = MemoryLog(run="r")
+    log.append_all([started("cell-0", 0), started("cell-1", 1), started("cell-2", 2), left("cell-2")])
+    for cell, said in (("cell-0", "is the core"), ("cell-2", "has left r already"), ("cel-1", "Did you mean cell-1")):
+        with pytest.raises(CommandError, match=said):
+            drain_cell(log, cell, wait=False)  # type: ignore[arg-type]
+    drain_cell(log, "cell-1", wait=False)  # type: ignore[arg-type]
+    assert [r.event for r in log.read("cells")][-1] == LeaveWanted(cell="cell-1", by="gyre cells drain")
+
+
+def standing(*events: CellStarted | RoleChanged, ended: RunEnded | None = None, **pinned: object) -> Standing:
+    fleet = Fleet()
+    for event in events:
+        fleet = observe(fleet, event)
+    facts: dict[str, object] = {"versions": versions(), "fingerprint": fingerprint(1)} | pinned
+    run = RunStarted(
+        run="r", config=to_json(Config()), config_hash="h", partitions={}, initial_weights="", initial_weights_hash="",
+        topic_prefix="gyre.r", **facts,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return Standing(RunInfo("r", 0, run, None, ended), fleet, None)
+
+
+def join(name: str = "new", *, other_hardware: bool = False) -> JoinSettings:
+    return JoinSettings("r", name, "10.0.0.2", KafkaSettings("10.0.0.1:9092"), other_hardware)
+
+
+def test_a_cell_joins_behind_all_others() -> None:
+    there = standing(started("cell-0", 0), started("cell-2", 2), started("standalone-0", -1))
+    there.require_open(join())
+    assert there.position == 3
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (standing(ended=RunEnded(run="r", outcome="completed", reason="", steps=3)), r"r is over \(completed\)"),
+        (standing(started("new", 3)), "a cell named new is in r: give another --name"),
+        (standing(started("new", 3), left("new")), "a cell named new has left r"),
+        (standing(versions={**versions(), "torch": "1.0"}), "torch was 1.0, here it is"),
+        (standing(fingerprint={**fingerprint(1), "cpu": "another"}), "cpu was another.*--other-hardware joins all the same"),
+    ],
+)
+def test_what_keeps_a_cell_out_is_said_before_anything_starts(there: Standing, said: str) -> None:
+    with pytest.raises(CannotJoin, match=said):
+        there.require_open(join())
+
+
+def test_other_hardware_is_let_in_where_it_is_wanted() -> None:
+    standing(fingerprint={**fingerprint(1), "cpu": "another"}).require_open(join(other_hardware=True))
+
+
+def test_a_run_on_the_loopback_takes_cells_of_its_own_host_alone() -> None:
+    standing().require_reachable("127.0.0.1")
+    with pytest.raises(CannotJoin, match="--set cells.host=ADDRESS"):
+        standing().require_reachable("10.0.0.2")
+
+
+def test_the_cells_key_opens_nothing_else_and_is_its_owners_alone(tmp_path: Path) -> None:
+    folder = StackFolder(tmp_path / "run")
+    key = folder.cell_key()
+    assert key == folder.cell_key() and key not in folder.secret() and folder.secret() not in key
+    assert folder.cell_key_file.stat().st_mode & 0o777 == 0o600
+    other = StackFolder(tmp_path / "other")
+    _take_key(other, folder.cell_key_file)
+    assert other.cell_key() == key
+    with pytest.raises(CommandError, match="--key is missing: copy the file cell-key"):
+        _take_key(StackFolder(tmp_path / "none"), None)
+
+
+def test_client_settings_come_from_a_file_and_a_wrong_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "client.properties"
+    path.write_text("# ours\nsecurity.protocol=SASL_SSL\n\nsasl.password = a=b\n")
+    assert _properties(path) == {"security.protocol": "SASL_SSL", "sasl.password": "a=b"}
+    path.write_text("security.protocol\n")
+    with pytest.raises(CommandError, match=r"line 1: 'security.protocol' is no setting"):
+        _properties(path)
