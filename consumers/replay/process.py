@@ -7,6 +7,7 @@ promises  a step is verified only where its micro-steps follow from the model ca
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from gyre_engine.losses.config import LossConfig
 from gyre_engine.training.fingerprint import differences, fingerprint
 from gyre_engine.training.history import CommittedStep, History, history_of, train_again
 from gyre_engine.training.merge import ReplayDiverged
+from gyre_engine.training.mesh import ONE, Mesh
+from gyre_engine.training.opening import open_replica
 from gyre_engine.training.replica import Hyper, ReplicaOptions
 
 
@@ -38,6 +41,8 @@ class ReplaySettings:
     admission: AdmissionSettings
     loss: LossConfig = field(default_factory=LossConfig)
     hyper: Hyper = field(default_factory=Hyper)
+    mesh: Mesh = ONE
+    """That of the run's cells: sums over other ranks round differently."""
     verify: bool = True
     until: int = 0
 
@@ -62,25 +67,23 @@ def replay(log: Log, settings: ReplaySettings) -> Iterator[StepVerdict]:
     """Train again from the initial weights; a verdict a committed step. Stops after the first that fails. Heavy: imports Megatron."""
     history = history_of(r.event for r in log.read("training"))
     steps = [s for s in history.steps if not settings.until or s.committed.step <= settings.until]
-    trainer = _Trainer(log, settings, history)
-    for step in steps:
-        verdict = trainer.make(step)
-        yield verdict
-        if verdict.verified is False:
-            return
+    with contextlib.closing(_Trainer(log, settings, history)) as trainer:
+        for step in steps:
+            verdict = trainer.make(step)
+            yield verdict
+            if verdict.verified is False:
+                return
 
 
 class _Trainer:
     """A replica, an optimizer, and the log's inputs."""
 
     def __init__(self, log: Log, settings: ReplaySettings, history: History) -> None:
-        from gyre_engine.training.megatron import MegatronReplica
         from gyre_engine.training.optimizer import AdamW
-        from gyre_engine.training.shape import ModelShape
 
         model = Path(settings.model_path)
         self._settings = settings
-        self._replica = MegatronReplica(ModelShape.of_folder(model), ReplicaOptions(temperature=settings.temperature))
+        self._replica = open_replica(model, ReplicaOptions(temperature=settings.temperature), settings.mesh)
         self._replica.load(model, 0)
         self._optimizer = AdamW(self._replica.parameters)
         names = history.needed_micro_steps()
@@ -88,6 +91,9 @@ class _Trainer:
         self._logged = {e.micro_step: e for e in events if isinstance(e, MicroStep) and e.micro_step in names}
         self._packs = {name: packed(e) for name, e in self._logged.items()}
         self._sources = Sources.read(log) if settings.verify and names else Sources()
+
+    def close(self) -> None:
+        self._replica.close()
 
     def make(self, step: CommittedStep) -> StepVerdict:
         number = step.committed.step

@@ -24,10 +24,12 @@ from gyre_engine.events.training import CoreElected
 from gyre_engine.log import Log
 from gyre_engine.log.consumer import Consumer, Reading, Report, serve
 from gyre_engine.log.election import win
+from gyre_engine.training.opening import open_replica
 from gyre_engine.training.replica import ReplicaOptions
 from gyre_engine.transfer.kinds import open_transfer
 
 if TYPE_CHECKING:
+    from gyre_engine.training.cell import CellReplica
     from gyre_engine.training.megatron import MegatronReplica
 
 logger = logging.getLogger(__name__)
@@ -36,24 +38,30 @@ IDLE_POLL_S = 0.5
 """Longest sleep of an idle trainer; a record wakes it at once."""
 
 
-def run(settings: TrainerSettings, log: Log, stop: threading.Event | None = None, report: Report | None = None) -> None:
-    """Train until SIGTERM or `stop`. Heavy: call it in a process of its own."""
-    serve(Trainer(settings, log, report), stop)
+def replica_of(settings: TrainerSettings) -> MegatronReplica | CellReplica:
+    """The cell's replica. Heavy. Call it before anything starts a thread, a log too: the cell's other ranks are forked here."""
+    options = ReplicaOptions(temperature=settings.temperature)
+    return open_replica(Path(settings.model_path), options, settings.mesh, scratch=settings.scratch)
+
+
+def run(
+    settings: TrainerSettings, log: Log, stop: threading.Event | None = None, report: Report | None = None, *,
+    replica: MegatronReplica | CellReplica | None = None,
+) -> None:  # fmt: skip
+    """Train with `replica_of(settings)` until SIGTERM or `stop`, in a process of its own."""
+    serve(Trainer(settings, log, replica or replica_of(settings), report), stop)
 
 
 class Trainer(Consumer):
     """Folds what it reads into a Board; once it has read what stands there, it moves as a member, the core also as the core."""
 
-    def __init__(self, settings: TrainerSettings, log: Log, report: Report | None = None) -> None:
-        from gyre_engine.training.megatron import MegatronReplica
-        from gyre_engine.training.shape import ModelShape
-
+    def __init__(
+        self, settings: TrainerSettings, log: Log, replica: MegatronReplica | CellReplica, report: Report | None = None
+    ) -> None:
         self.name = f"trainer-{settings.cell}"
         self.topics = CORE_TOPICS if settings.core else LEDGER_TOPICS
         super().__init__(log, Reading(batch=1000, poll_seconds=IDLE_POLL_S), report)
-        shape, options = ModelShape.of_folder(Path(settings.model_path)), ReplicaOptions(temperature=settings.temperature)
-        self._settings = settings
-        self._replica: MegatronReplica = MegatronReplica(shape, options)
+        self._settings, self._replica = settings, replica
         self._board = Board(settings.cell)
         self._pen = Pen(log, self._board, settings.lease_s)
         self._transfer = open_transfer(settings.transfer, settings.transfer_host, secret=settings.secret or None)
@@ -83,6 +91,7 @@ class Trainer(Consumer):
 
     def shut(self) -> None:
         self._transfer.close()
+        self._replica.close()
 
     def _take_over(self) -> Core:
         from gyre_engine.training.optimizer import AdamW

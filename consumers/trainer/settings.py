@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import EvaluationPlan
+from gyre_engine.training.mesh import ONE, Mesh
 from gyre_engine.training.replica import Hyper
 
 
@@ -38,6 +39,10 @@ class TrainerSettings:
     hyper: Hyper = field(default_factory=Hyper)
     config_hash: str = ""
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
+    mesh: Mesh = ONE
+    """The ranks of the cell."""
+    scratch: str = ""
+    """Folder for what the ranks need to find each other; empty: the machine's."""
     claim_ahead: int = 2
     """Micro-steps that a member holds at most: the one it computes and one ahead, to hide the round trip (log-rules, 5)."""
     straggler_s: float = 30.0

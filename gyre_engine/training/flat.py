@@ -6,7 +6,7 @@ may round differently by alignment, and equal inputs must give equal bytes in ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,23 +45,28 @@ class FlatParameters:
 
 def flatten(parameters: Iterable[tuple[str, Parameter]]) -> FlatParameters:
     """Move the parameters into one flat buffer; `.data` and `.grad` of each become views of it."""
-    named = sorted(parameters, key=lambda item: (item[1].dim() < 2, item[0]))
-    first = named[0][1]
-    layout, total, decayed = _layout(named, _ALIGNMENT_BYTES // first.element_size())
-    weights, gradients = (_zeros(total, first) for _ in range(2))
-    for slot, (_, parameter) in zip(layout, named, strict=True):
-        slot.of(weights).copy_(parameter.data)
-        parameter.data = slot.of(weights)
-        parameter.grad = slot.of(gradients)
-    return FlatParameters(weights, gradients, decayed, tuple(layout))
+    named = dict(parameters)
+    flat = allocate({name: tuple(p.shape) for name, p in named.items()}, next(iter(named.values())))
+    for slot in flat.layout:
+        parameter = named[slot.name]
+        slot.of(flat.weights).copy_(parameter.data)
+        parameter.data = slot.of(flat.weights)
+        parameter.grad = slot.of(flat.gradients)
+    return flat
 
 
-def _layout(named: list[tuple[str, Parameter]], unit: int) -> tuple[list[Slot], int, int]:
+def allocate(shapes: Mapping[str, tuple[int, ...]], like: Tensor) -> FlatParameters:
+    """Zeroed buffers for parameters of these names and shapes, in `like`'s type and on its device."""
+    layout, total, decayed = _layout(shapes, _ALIGNMENT_BYTES // like.element_size())
+    return FlatParameters(_zeros(total, like), _zeros(total, like), decayed, tuple(layout))
+
+
+def _layout(shapes: Mapping[str, tuple[int, ...]], unit: int) -> tuple[list[Slot], int, int]:
     slots, offset, decayed = [], 0, 0
-    for name, parameter in named:
-        slots.append(Slot(name, offset, tuple(parameter.shape)))
-        offset += -(-parameter.numel() // unit) * unit
-        decayed = offset if parameter.dim() >= 2 else decayed
+    for name, shape in sorted(shapes.items(), key=lambda item: (len(item[1]) < 2, item[0])):
+        slots.append(slot := Slot(name, offset, shape))
+        offset += -(-slot.size // unit) * unit
+        decayed = offset if len(shape) >= 2 else decayed
     return slots, offset, decayed
 
 

@@ -17,10 +17,21 @@ with quiet():
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import MegatronModule
 
 # Raised inside its own forward pass; one rank has only the default group.
 warnings.filterwarnings("ignore", message=".*tp_group is None", category=DeprecationWarning)
+# Advice for CUDA's queues, raised by every tensor-parallel layer.
+warnings.filterwarnings("ignore", message="When using async grad allreduce")
 
-__all__ = ["GPTModel", "MegatronModule", "TransformerConfig", "get_gpt_layer_local_spec", "parallel_state", "quiet"]
+__all__ = [
+    "GPTModel",
+    "MegatronModule",
+    "ProcessGroupCollection",
+    "TransformerConfig",
+    "get_gpt_layer_local_spec",
+    "parallel_state",
+    "quiet",
+]

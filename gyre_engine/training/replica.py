@@ -117,6 +117,17 @@ class ReplicaOptions:
             raise TrainingError(f"training.dtype has no {self.dtype!r}; choose float32 (or float64 to check numbers)")
 
 
+def require_trainable(step: PackedMicroStep, version: int, vocabulary: int) -> None:
+    """Raises TrainingError for a micro-step that a replica with weights of `version` cannot train on."""
+    if version < 0:
+        raise TrainingError("a micro-step came before any weights; call load first")
+    newest = int(step.versions.max(initial=0))
+    if newest > version:
+        raise TrainingError(f"a target was sampled at version {newest}, the replica holds {version}; load it")
+    if step.tokens and not 0 <= int(step.ids.min()) <= int(step.ids.max()) < vocabulary:
+        raise TrainingError(f"a token id lies outside the vocabulary of {vocabulary}")
+
+
 class TrainingReplica(Protocol):
     """A full copy of the policy that adds gradients (method.md, 3).
 
@@ -146,6 +157,9 @@ class TrainingReplica(Protocol):
 
     def weights_hash(self) -> str:
         """SHA-256 of `export()`, hex."""
+
+    def close(self) -> None:
+        """End what the replica has started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,27 @@ def hf_names(shape: ModelShape) -> set[str]:
     return set(_plain_names(shape)) | {f"model.layers.{i}.{name}" for i in range(shape.layers) for name in split}
 
 
+def megatron_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Every parameter of the whole model under Megatron's name."""
+    heads, groups = shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (shape.hidden,),
+        "pre_mlp_layernorm.weight": (shape.hidden,),
+        "self_attention.linear_qkv.weight": (heads + groups, shape.hidden),
+        "self_attention.linear_proj.weight": (shape.hidden, heads),
+        "mlp.linear_fc1.weight": (2 * shape.ffn, shape.hidden),
+        "mlp.linear_fc2.weight": (shape.hidden, shape.ffn),
+    }
+    layer |= dict.fromkeys(_QK_NORM.values(), (shape.head_dim,)) if shape.qk_norm else {}
+    layer |= {"self_attention.linear_qkv.bias": (heads + groups,)} if shape.qkv_bias else {}
+    ends: dict[str, tuple[int, ...]] = {
+        "embedding.word_embeddings.weight": (shape.vocab, shape.hidden),
+        "decoder.final_layernorm.weight": (shape.hidden,),
+    }
+    ends |= {} if shape.tied else {"output_layer.weight": (shape.vocab, shape.hidden)}
+    return ends | {f"decoder.layers.{i}.{name}": size for i in range(shape.layers) for name, size in layer.items()}
+
+
 def _plain_names(shape: ModelShape) -> dict[str, str]:
     """Hugging Face name -> Megatron name of what is stored alike."""
     layer = _LAYER | (_QK_NORM if shape.qk_norm else {})

@@ -9,14 +9,16 @@ import pytest
 
 from gyre_engine.batching import ExecutionWork, Segment, pack
 from gyre_engine.losses import LossConfig, divisor_share
+from gyre_engine.training.mesh import ONE, Mesh
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
+from tests.contract.leaders import Leader, train
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
 
-VOCAB = 61
+VOCAB = 62
 SIZES = {
     "hidden_size": 40,
     "intermediate_size": 56,
@@ -28,6 +30,8 @@ SIZES = {
     "max_position_embeddings": 256,
 }
 FAMILIES = ("qwen3", "qwen2", "llama")
+MESHES = {"one": ONE, "tensor": Mesh(tensor=2), "pipeline": Mesh(pipeline=2), "data": Mesh(data=2)}
+"""One process, and cells of two; those start processes in every test, and test_cell_replica has the short of it."""
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +57,29 @@ def folder(tmp_path_factory):
     return save
 
 
-@pytest.fixture(scope="module")
-def replica_of(folder):
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name != "one" else ()) for name in MESHES])
+def replica_of(request, folder):
     """(family, options) -> a loaded replica at version 3."""
+    leaders = []
+
+    def build(family="qwen3", **options):
+        if request.param == "one":
+            return one_process(folder(family), **options)
+        leaders.append(Leader(folder(family), MESHES[request.param], **options))
+        return leaders[-1]
+
+    yield build
+    for leader in leaders:
+        leader.end()
+
+
+def one_process(path, **options):
     from gyre_engine.training.megatron import MegatronReplica
     from gyre_engine.training.shape import ModelShape
 
-    def build(family="qwen3", **options):
-        replica = MegatronReplica(ModelShape.of_folder(folder(family)), ReplicaOptions(**options))
-        replica.load(folder(family), version=3)
-        return replica
-
-    return build
+    replica = MegatronReplica(ModelShape.of_folder(path), ReplicaOptions(**options))
+    replica.load(path, version=3)
+    return replica
 
 
 def reference(path, dtype=torch.float32):
@@ -123,7 +138,8 @@ def gradient_by_name(replica):
     from gyre_engine.training.weights import to_hf
 
     flat = torch.from_numpy(replica.gradient_buffer())
-    return to_hf({slot.name: slot.of(flat) for slot in replica.parameters.layout}, replica.shape)
+    layout = replica.layout if isinstance(replica, Leader) else replica.parameters.layout
+    return to_hf({slot.name: slot.of(flat) for slot in layout}, replica.shape)
 
 
 def relative(left, right):
@@ -210,27 +226,35 @@ def test_c25_packed_neighbours_do_not_see_each_other(replica_of):
     replica = replica_of(dtype="float64")
     b = work("b", [(-1, 8), (0, 5), (0, 4)], [5, 9, 12, 14], 1.0)
     (own,) = pack([b], 1000)
-    alone, likely = gradient(replica, [own]), logprobs_of(replica, own, "b")
+    alone, likely = gradient(replica, [own]), likelihoods_of(replica, own, "b")
     for seed in (0, 1):
         a = work("a", [(-1, 30)], range(11, 30), 0.0, seed=seed)
         (packed,) = pack([a, b], 1000)
         beside = gradient(replica, [packed])
         assert np.linalg.norm(beside - alone) / np.linalg.norm(alone) <= 1e-10
-        assert np.abs(logprobs_of(replica, packed, "b") - likely).max() <= 1e-6
+        assert np.abs(likelihoods_of(replica, packed, "b") - likely).max() <= 1e-6
 
 
-def logprobs_of(replica, step, name):
-    """The replica's log-probabilities of an execution's targets in a pack."""
-    found, _ = replica._likelihoods(step, False)
+def likelihoods_of(replica, step, name):
+    """The replica's log-probabilities of an execution's targets in a pack; of a cell, the loss of the whole, as `a` weighs nothing."""
+    if isinstance(replica, Leader):
+        return np.array([replica.accumulate(step, LossConfig(cap=1e9)).loss])
+    model = replica._model
+    found, _ = model.likelihoods(model.hidden(step.ids, step.position, step.end), step, False)
     ((first, count),) = [(first, count) for execution, first, count in step.executions if execution == name]
     return found.detach().numpy()[first : first + count]
 
 
-def test_recomputation_and_parts_of_the_vocabulary_change_nothing(replica_of, monkeypatch):
+def test_recomputation_changes_nothing(replica_of):
     plain = gradient(replica_of(), pack(forest(), 1000))
     assert np.array_equal(gradient(replica_of(recompute=True), pack(forest(), 1000)), plain)
+
+
+def test_logits_in_parts_change_nothing(folder, monkeypatch):
+    replica = one_process(folder("qwen3"))
+    plain = gradient(replica, pack(forest(), 1000))
     monkeypatch.setattr("gyre_engine.training.likelihood.LOGITS_AT_ONCE", 5 * VOCAB)
-    parted = gradient(replica_of(), pack(forest(), 1000))
+    parted = gradient(replica, pack(forest(), 1000))
     assert np.linalg.norm(parted - plain) / np.linalg.norm(plain) <= 1e-6
 
 
@@ -273,38 +297,22 @@ def test_what_cannot_be_trained_is_refused_by_name(replica_of, folder):
 
 
 REPRODUCE = """
-import hashlib, pathlib, sys
+import pathlib, sys
 sys.path.insert(0, sys.argv[2])
-from test_training_replica import *
-from gyre_engine.training.megatron import MegatronReplica
-from gyre_engine.training.optimizer import AdamW
-from gyre_engine.training.replica import Hyper
-from gyre_engine.training.shape import ModelShape
-folder = pathlib.Path(sys.argv[1])
-replica = MegatronReplica(ModelShape.of_folder(folder))
-print(train_two_steps(replica, folder))
+from tests.contract.test_training_replica import *
+print(train(one_process(pathlib.Path(sys.argv[1])), pack(forest(), 30), LossConfig(cap=1e9)))
 """
 
 
-def train_two_steps(replica, path):
-    """Hashes of the gradients, the optimizer's state and the weights after two updates."""
-    from gyre_engine.training.optimizer import AdamW
-    from gyre_engine.training.replica import Hyper
-
-    replica.load(path, version=3)
-    optimizer = AdamW(replica.parameters)
-    digest = hashlib.sha256()
-    for _ in range(2):
-        digest.update(gradient(replica, pack(forest(), 30)).tobytes())
-        optimizer.apply(replica.gradient_buffer(), 2, Hyper(lr=1e-3, weight_decay=0.01))
-    digest.update(optimizer.state() + replica.export())
-    return digest.hexdigest()
-
-
 def test_another_process_computes_the_same_bytes(replica_of, folder):
-    path, here = folder("qwen3"), __file__.rsplit("/", 1)[0]
+    path, root = folder("qwen3"), __file__.rsplit("/", 3)[0]
+    here = replica_of()
+    if isinstance(here, Leader):
+        digests = [leader.train(pack(forest(), 30), LossConfig(cap=1e9)) for leader in (here, replica_of())]
+        assert digests[0] == digests[1]
+        return
     run = subprocess.run(
-        [sys.executable, "-c", REPRODUCE, str(path), here], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", REPRODUCE, str(path), root], capture_output=True, text=True, timeout=300, check=False
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split()[-1] == train_two_steps(replica_of(), path)
+    assert run.stdout.split()[-1] == train(here, pack(forest(), 30), LossConfig(cap=1e9))

@@ -1,0 +1,24 @@
+"""The replica of a cell: in one process, or spread over its ranks. Light until it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gyre_engine.training.mesh import ONE, Mesh
+from gyre_engine.training.replica import ReplicaOptions
+from gyre_engine.training.shape import ModelShape
+
+if TYPE_CHECKING:
+    from gyre_engine.training.cell import CellReplica
+    from gyre_engine.training.megatron import MegatronReplica
+
+
+def open_replica(model: Path, options: ReplicaOptions, mesh: Mesh = ONE, *, scratch: str = "") -> MegatronReplica | CellReplica:
+    """A replica of the model in the folder `model`, without weights yet. With several ranks it forks: call it before any thread."""
+    from gyre_engine.training import cell, megatron
+
+    shape = ModelShape.of_folder(model)
+    if mesh.ranks == 1:
+        return megatron.MegatronReplica(shape, options)
+    return cell.CellReplica(shape, mesh, options, scratch=scratch)
