@@ -1,7 +1,7 @@
 """Which burst was let begin, and which cells train since before: a fold of `commands`, for the scheduler and the core.
 
-promises  commands of an epoch that does not rule count for nothing (log-rules, 8), nor does one that comes again; of no other topic, so
-          no interleaving matters
+promises  commands of an epoch that does not rule count for nothing (log-rules, 8), nor does one that comes again; of no other topic,
+          so no interleaving matters
 """
 
 from __future__ import annotations

@@ -77,7 +77,9 @@ class Orders:
 def obey(orders: Orders, event: Event) -> Orders:
     """The orders after `event`."""
     match event:
-        case SchedulerElected() | SwitchRole() | CellLost() | CellStarted() | RoleChanged() | LifeChanged() | CellHealth() | WeightsLoaded():
+        case SchedulerElected() | SwitchRole() | CellLost():
+            return replace(orders, fleet=observe(orders.fleet, event))
+        case CellStarted() | RoleChanged() | LifeChanged() | CellHealth() | WeightsLoaded():
             return replace(orders, fleet=observe(orders.fleet, event))
         case WeightsHeld():
             return replace(orders, held={**orders.held, event.cell: event})

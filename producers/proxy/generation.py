@@ -222,7 +222,10 @@ async def _left_by(cancel: asyncio.Event, lease: Lease, rid: str, sampled: Sampl
     """
     try:
         async with asyncio.timeout(None) as limit:
-            watches = [asyncio.ensure_future(_abort(cancel, lease, rid, limit)), asyncio.ensure_future(_leave(lease, sampled, limit))]
+            watches = [
+                asyncio.ensure_future(_abort(cancel, lease, rid, limit)),
+                asyncio.ensure_future(_leave(lease, sampled, limit)),
+            ]
             try:
                 yield
             finally:

@@ -46,6 +46,7 @@ class FakeProxy:
     def __init__(self, answer: Answer) -> None:
         self.answer, self.requests, self.closed, self.held_us = answer, list[tuple[str, dict[str, Any]]](), list[str](), 0
         self.port, self.host = 0, "127.0.0.1"
+        self._clients = set[asyncio.StreamWriter]()
 
     async def start(self) -> str:
         self._server = await asyncio.start_server(self._serve, self.host, self.port)
@@ -55,7 +56,14 @@ class FakeProxy:
     async def stop(self) -> None:
         self._server.close()
 
+    def die(self) -> None:
+        """As by kill -9: nobody listens, and who was connected is cut off."""
+        self._server.close()
+        for client in self._clients:
+            client.transport.abort()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients.add(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 lines = head.decode().split("\r\n")
@@ -68,6 +76,7 @@ class FakeProxy:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # the client, or the test, is done
         finally:
+            self._clients.discard(writer)
             writer.close()
 
     async def _route(self, path: str, key: str, body: bytes) -> tuple[int, dict[str, Any]]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, Ending, Finished, Scored, Started, ToolReturned
 from gyre_engine.events.training import EvaluationReported
@@ -12,6 +15,7 @@ from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.tasks import Source
 from gyre_engine.work_product import unpack
+from producers.runner.harnesses import HarnessSettings
 from tests.integration.runner_fakes import FakeProxy, write_task
 from tests.integration.runner_runs import command, events, publish, run_once, runner_on, settings_for, settled, writes_42
 
@@ -55,6 +59,38 @@ async def test_the_agent_waits_out_a_restart_of_the_proxy(tmp_path: Path) -> Non
     await proxy.stop()
     (end,) = events(log, Finished)
     assert end.ending is Ending.COMPLETED and not events(log, Discarded)
+
+
+async def test_a_client_that_exits_because_its_proxy_died_is_started_once_more(tmp_path: Path) -> None:
+    """It has done work, and its patience is over before the proxy is back: a new attempt, which the log counts as lost once."""
+    write_task(tmp_path / "tasks" / "one")
+    log = MemoryLog()
+
+    def dies_in_the_first(execution: str, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if execution.endswith(".0.0") and request["messages"][-1]["role"] == "tool":
+            proxy.die()
+        return writes_42(execution, request)
+
+    proxy = FakeProxy(dies_in_the_first)
+    impatient = HarnessSettings(tools=("write", "bash"), patience_s=0.3)
+    settings = settings_for(tmp_path, await proxy.start(), group_size=1, harness=impatient)
+    async with runner_on(log, settings, tmp_path) as runner:
+        running = asyncio.create_task(runner.run())
+        async with asyncio.timeout(20):
+            while len(proxy.requests) < 2 or sandboxes():
+                await asyncio.sleep(0.02)
+        await proxy.start()
+        await settled(log, 2)
+        publish(log, 1)
+        await asyncio.wait_for(running, 20)
+    await proxy.stop()
+    assert [(d.execution, d.reason, d.final) for d in events(log, Discarded)] == [("g000000.0.0", DiscardReason.LOST, False)]
+    assert [d.execution for d in events(log, Dispatched)] == ["g000000.0.0", "g000000.0.1"]
+    assert [(f.execution, f.ending) for f in events(log, Finished)] == [("g000000.0.1", Ending.COMPLETED)]
+
+
+def sandboxes() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if child.name() == "bwrap"]
 
 
 async def test_a_stopped_runner_is_continued_and_nothing_is_dispatched_twice(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from gyre_engine.scheduling.policies.port import PolicySettings
 
 
 def async_split(cluster: Cluster, demand: Demand, settings: PolicySettings) -> Decision | None:
-    """The next command until the split stands; then every burst begins as soon as the one before is over. Nothing at the run's end, nor
-    while the core is lost.
+    """The next command until the split stands; then every burst begins as soon as the one before is over. Nothing at the run's end,
+    nor while the core is lost.
     """
     if cluster.switching or cluster.core is None or demand.over:
         return None

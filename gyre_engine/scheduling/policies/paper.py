@@ -4,8 +4,8 @@ A cell leaves sampling only while w <= C_R - C_e and training data is ready; one
 fixed order, so that those in training are a prefix that grows until the burst ends. Then satellites go back, and the core too, unless
 the next batch is ready and the remaining capacity covers what is out and due.
 
-The paper is silent on two cases, where waiting would last for ever: inside a burst no step is open and none can be, as its batch is not
-there or an evaluation comes first, or the core is lost, and more is out than the sampling cells serve (a second attempt, or that
+The paper is silent on two cases, where waiting would last for ever: inside a burst no step is open and none can be, as its batch is
+not there or an evaluation comes first, or the core is lost, and more is out than the sampling cells serve (a second attempt, or that
 evaluation, came after the last cell had left). Then the last cell goes back.
 """
 

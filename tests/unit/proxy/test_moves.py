@@ -166,3 +166,13 @@ async def test_two_calls_of_one_execution_go_on_together(router: Router) -> None
 
 async def test_a_failed_engine_that_nobody_told_to_leave_is_left_at_once(router: Router) -> None:
     assert (await asyncio.wait_for(router.acquire("e", source="a", timeout=60), 1)).cell == "c"
+
+
+async def test_word_that_comes_twice_late_or_before_its_drain_is_the_same_word(router: Router) -> None:
+    """`cells` and `commands` have no order between them, and what arrived stays arrived."""
+    word = decided(Move("e", "e-x.1", "b", True))
+    waited, lease = await after(router, [word, drained("e"), arrived("e")])
+    assert (waited, lease.cell) == (3, "b")
+    again = [drained("e", number=7), decided(Move("e", "e-x.1", "c", True), number=7), arrived("e"), word]
+    router.apply([leave(number=7), *again])
+    assert (await asyncio.wait_for(router.acquire("e", source="a", timeout=60), 5)).cell == "c"

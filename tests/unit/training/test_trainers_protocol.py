@@ -4,6 +4,7 @@ The replica here is a ledger of its own: accumulating micro-step k adds 2**k to 
 micro-steps were counted, and how often.
 """
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,8 +51,9 @@ class CountingReplica:
         self.weights = np.zeros(1, dtype=np.float32)
         self._buffer = np.zeros(1, dtype=np.float32)
 
-    def load(self, image: bytes, version: int) -> None:
-        self.weights = np.frombuffer(image, dtype=np.float32).copy()
+    def load(self, image: bytes | Path, version: int) -> None:
+        """A path: the initial weights."""
+        self.weights = np.zeros(1, np.float32) if isinstance(image, Path) else np.frombuffer(image, dtype=np.float32).copy()
         self.version = version
 
     def accumulate(self, step: PackedMicroStep, loss: LossConfig) -> StepMetrics:
@@ -71,7 +73,7 @@ class CountingReplica:
         return self.weights.tobytes()
 
     def weights_hash(self) -> str:
-        return ""
+        return hashlib.sha256(self.export()).hexdigest()
 
 
 class CountingOptimizer:
@@ -280,7 +282,7 @@ def admitted(number: int) -> GroupAdmitted:
 
 
 def begin(step: int, epoch: int) -> BeginBurst:
-    return BeginBurst(epoch=epoch, number=1, step=step, reason="", water_level=0, sampling_capacity=0)
+    return BeginBurst(epoch=epoch, number=step + 1, step=step, reason="", water_level=0, sampling_capacity=0)
 
 
 def test_the_core_opens_a_burst_only_when_the_scheduler_lets_it_begin(bench: Bench) -> None:

@@ -1,0 +1,402 @@
+"""A trainer that is killed, or paused until others have gone on, at each point of a step: the step ends, and each of its micro-steps
+counts once. The bench moves real members and cores by hand on a log in memory; its replica's sum names what was counted
+(test_trainers_protocol): the weights after n steps are n times the sum of all micro-steps, whatever died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from consumers.trainer import core as core_module
+from consumers.trainer.board import CORE_TOPICS
+from consumers.trainer.core import Core
+from consumers.trainer.publisher import Publisher
+from consumers.trainer.recovery import recover
+from gyre_engine.events.cells import CellRole
+from gyre_engine.events.training import (
+    Checkpointed,
+    Claimed,
+    CoreElected,
+    MemberJoined,
+    MemberReleased,
+    Published,
+    Sealed,
+    StepCommitted,
+    StepOpened,
+)
+from gyre_engine.log.election import Deposed
+from gyre_engine.training.history import history_of
+from gyre_engine.transfer import PeerLost
+from tests.unit.training.test_trainers_protocol import ALL, MICRO_STEPS, Bench, CountingOptimizer, micro_step
+
+S, T = CellRole.SAMPLING, CellRole.TRAINING
+LEASE_S = 5.0
+"""Of this bench; `cells.lease_s` in a run."""
+
+
+class Killed(BaseException):
+    """Ends a trainer in the middle of a move, as kill -9 does; nobody catches it."""
+
+
+@dataclass
+class Clock:
+    """The core's."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Cast(Bench):
+    """The bench whose core may have successors."""
+
+    def __init__(self, folder: object, clock: Clock, checkpoint_every: int = 0) -> None:
+        super().__init__(folder, checkpoint_every)
+        self.clock, self.epoch = clock, 1
+        for cell in ("c0", "c1", "c2"):
+            self.role(cell, T)
+        self.move_core()
+
+    def next_core(self) -> None:
+        """A new life of the core's trainer: elected, recovered, resumed. What the old one had registered is gone with it."""
+        self.gone(self.core._transfer)
+        self.epoch += 1
+        board, pen, replica, transfer, member = self._member("c0")
+        follower = self.log.follow(CORE_TOPICS)
+        optimizer = CountingOptimizer(replica)
+        own = replace(self.settings("c0"), holder=f"c0-{self.epoch}")
+        pen.write([CoreElected(core_epoch=self.epoch, holder=own.holder, cell="c0")])
+        while records := follower.poll(0.0):
+            for record in records:
+                board.see(record)
+        recovered = recover(own, self.log, replica, optimizer)  # type: ignore[arg-type]
+        member.holds(recovered.version)
+        publisher = Publisher(pen, replica, optimizer, transfer, {})  # type: ignore[arg-type]
+        publisher.export()
+        core = Core(own, self.epoch, pen, board, optimizer, transfer, member, publisher)  # type: ignore[arg-type]
+        core.resume(recovered)
+        self.core_board, self.core, self.optimizer, self._core_follower = board, core, optimizer, follower
+
+    def open_step(self) -> None:
+        """The next attempt at the next step, as the core that rules opens it."""
+        self.read_on()
+        ledger = self.core_board.ledger
+        step, attempt = ledger.step + 1, ledger.attempts + 1
+        micro_steps = [micro_step(step, k) for k in range(MICRO_STEPS)]
+        opened = StepOpened(
+            core_epoch=self.epoch, step=step, attempt=attempt, weights_hash=self.core._publisher.weights_hash, groups=(f"g{step}",),
+            scores=(), micro_steps=tuple(e.micro_step for e in micro_steps), executions=1, divisor=1, staleness_max=0,
+            staleness_mean=0.0,
+        )  # fmt: skip
+        self.log.append_all([*micro_steps, opened] if attempt == 1 else [opened])
+
+    def read_on(self) -> None:
+        while records := self._core_follower.poll(0.0):
+            for record in records:
+                self.core_board.see(record)
+
+    def finish(self, step: int) -> None:
+        """Move all who live until the step is committed and published, opening it again where a new core voided it."""
+
+        def reopened() -> bool:
+            self.read_on()
+            ledger = self.core_board.ledger
+            if ledger.open is None and ledger.step < step and ledger.step in self.core_board.published:
+                self.open_step()
+            return False
+
+        done = lambda: self.committed == step and step in self.core_board.published  # noqa: E731
+        self.until(done, reopened, *self.satellites.values(), self.move_core)
+
+    def kill(self, cell: str) -> None:
+        """Its memory goes with it; a new life begins."""
+        self.gone(self.satellites[cell].transfer)  # type: ignore[attr-defined]
+        self.satellites[cell] = self.satellite(cell)
+
+    def gone(self, transfer: Any) -> None:
+        self.transfers.remove(transfer)
+        transfer.close()
+
+    def move(self, cell: str, until: type) -> None:
+        """A satellite alone, until it has said this."""
+        self.until(lambda: any(e.cell == cell for e in self.events(until)), self.satellites[cell])  # type: ignore[attr-defined]
+
+    def check(self, steps: int) -> None:
+        """Each micro-step of each committed step is in exactly one merged buffer, and the weights are the sum of all."""
+        history = history_of(record.event for record in self.log.read("training"))
+        assert [step.committed.step for step in history.steps] == list(range(1, steps + 1))
+        for step in history.steps:
+            merged = [m for work in step.works for m in work.micro_steps]
+            assert sorted(merged) == sorted(step.opened.micro_steps)
+        assert float(self.optimizer._replica.weights[0]) == steps * ALL
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(core_module, "time", made)
+    return made
+
+
+@pytest.fixture
+def cast(tmp_path: Path, clock: Clock) -> Iterator[Cast]:
+    made = Cast(tmp_path, clock)
+    yield made
+    made.close()
+
+
+def released(cast: Cast) -> list[str]:
+    return [event.cell for event in cast.events(MemberReleased)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("at", [MemberJoined, Claimed, Sealed], ids=["joins", "computes", "seals"])
+def test_a_satellites_trainer_that_is_killed_is_replaced_by_its_next_life(cast: Cast, at: type) -> None:
+    """No lease is waited for: the next life takes an unsealed member's place; a sealed buffer that is gone sends its work back."""
+    cast.open_step()
+    cast.move("c1", until=at)
+    cast.kill("c1")
+    cast.finish(1)
+    cast.check(1)
+    assert released(cast) == (["c1"] if at is Sealed else [])
+
+
+@pytest.mark.parametrize("at", [MemberJoined, Claimed], ids=["joins", "computes"])
+def test_a_satellites_trainer_that_is_dead_for_good_is_released_when_its_lease_is_over(
+    cast: Cast, clock: Clock, at: type
+) -> None:
+    """One that holds nothing holds nobody up."""
+    cast.open_step()
+    cast.move("c1", until=at)
+    cast.gone(cast.satellites.pop("c1").transfer)  # type: ignore[attr-defined]
+    others = [*cast.satellites.values(), cast.move_core]
+    if at is Claimed:
+        for _ in range(100):
+            for mover in others:
+                mover()
+        assert cast.committed == 0 and released(cast) == []
+        clock.now += LEASE_S + 0.1
+    cast.until(lambda: cast.committed == 1, *others)
+    cast.check(1)
+    assert released(cast) == (["c1"] if at is Claimed else [])
+
+
+def test_a_satellite_whose_buffer_the_core_has_read_may_die(cast: Cast) -> None:
+    """Its next life stays out of the step that has its seal and joins the one after."""
+    cast.open_step()
+    cast.move("c1", until=Sealed)
+    cast.until(lambda: ("c1", 1) in cast.core._fetched, cast.move_core)
+    cast.kill("c1")
+    cast.finish(1)
+    cast.check(1)
+    (commit,) = cast.events(StepCommitted)
+    assert "c1" in {cell for cell, _ in commit.merge_order} and released(cast) == []  # type: ignore[attr-defined]
+    cast.open_step()
+    cast.move("c1", until=Sealed)
+    cast.finish(2)
+    cast.check(2)
+
+
+def test_a_satellite_that_leaves_and_dies_before_it_seals_gives_its_work_back_at_the_leases_end(cast: Cast, clock: Clock) -> None:
+    """Its next life does not join, as its cell is told to sample: only the lease frees what the first life had."""
+    cast.open_step()
+    cast.move("c1", until=Claimed)
+    cast.role("c1", S)
+    cast.kill("c1")
+    for _ in range(100):
+        cast.satellites["c1"]()
+        cast.move_core()
+    assert cast.committed == 0
+    clock.now += LEASE_S + 0.1
+    cast.finish(1)
+    cast.check(1)
+
+
+@pytest.mark.parametrize("wakes", ["before the commit", "after the commit", "in the next step"])
+@pytest.mark.parametrize("at", [MemberJoined, Claimed], ids=["joined", "computing"])
+def test_a_paused_satellite_that_wakes_counts_nothing_twice(cast: Cast, clock: Clock, at: type, wakes: str) -> None:
+    """SIGSTOP until the lease is over and others have its work (log-rules, 1); awake, it zeroes its sum and joins again."""
+    cast.open_step()
+    cast.move("c1", until=at)
+    if at is Claimed:
+        cast.satellites["c1"]()  # what it computes before it sleeps is in its sum
+    asleep = cast.satellites.pop("c1")
+    cast.until(lambda: "c1" in cast.core._progress, cast.move_core)
+    clock.now += LEASE_S + 0.1
+    if wakes == "before the commit":
+        cast.move_core()
+        cast.satellites["c1"] = asleep
+    cast.finish(1)
+    if wakes == "after the commit":
+        asleep()
+    cast.open_step()
+    if wakes == "in the next step":
+        cast.move("c2", until=Claimed)
+    cast.satellites["c1"] = asleep
+    cast.finish(2)
+    cast.check(2)
+    assert ("c1", 2) in {(event.cell, event.step) for event in cast.events(MemberJoined)}  # type: ignore[attr-defined]
+    assert released(cast) == (["c1"] if at is Claimed else [])
+
+
+def test_a_sealed_satellite_that_is_paused_while_the_core_reads_it_gives_its_work_back(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read ends at the lease (PeerLost, as a peer that stalls gives it); awake, it finds its seal void and joins again."""
+    cast.open_step()
+    cast.move("c1", until=Sealed)
+    read = cast.core._transfer.read
+
+    def stalls(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr(cast.core._transfer, "read", read)
+        raise PeerLost("the peer did not answer within 5 s")
+
+    monkeypatch.setattr(cast.core._transfer, "read", stalls)
+    cast.until(lambda: released(cast) == ["c1"], cast.move_core)
+    cast.finish(1)
+    cast.check(1)
+
+
+POINTS = ("opened", "sealed", "read", "updated", "committed", "checkpointed", "published")
+
+
+def die_at(cast: Cast, point: str) -> None:
+    """Move everybody until the core dies at this point of its step."""
+    others = list(cast.satellites.values())
+    if point == "opened":
+        cast.until(lambda: bool(cast.events(Claimed)), *others)
+        return
+    if point == "sealed":
+        cast.until(lambda: bool(cast.events(Sealed)), *others)
+        return
+    if point == "read":
+        cast.until(lambda: bool(cast.core._fetched), *others, cast.move_core)
+        return
+    publisher, kinds = cast.core._publisher, {"committed": StepCommitted, "checkpointed": Checkpointed, "published": Published}
+    if point == "updated":
+
+        def dies() -> str:
+            raise Killed
+
+        publisher.export = dies  # type: ignore[method-assign]
+    else:
+        write, kind = cast.core._pen.write, kinds[point]
+
+        def writes(events: Any) -> int:
+            place = write(events)
+            if isinstance(events[-1], kind):
+                raise Killed
+            return place
+
+        cast.core._pen.write = writes  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        cast.until(lambda: False, *others, cast.move_core)
+
+
+@pytest.mark.parametrize("every", [0, 1], ids=["no checkpoint", "a checkpoint a step"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_cores_trainer_that_is_killed_at_each_point_of_its_step(tmp_path: Path, clock: Clock, point: str, every: int) -> None:
+    """The next one makes the committed steps again, voids the open attempt, and publishes what was committed and was not."""
+    if point == "checkpointed" and not every:
+        return
+    cast = Cast(tmp_path, clock, every)
+    try:
+        cast.open_step()
+        cast.finish(1)
+        cast.open_step()
+        die_at(cast, point)
+        cast.next_core()
+        final = point in ("committed", "checkpointed", "published")
+        cast.read_on()
+        assert cast.core_board.ledger.step == (2 if final else 1) and cast.core_board.ledger.open is None
+        cast.finish(3)
+        cast.check(3)
+        attempts = [event.attempt for event in cast.events(StepOpened) if event.step == 2]  # type: ignore[attr-defined]
+        assert attempts == ([1] if final else [1, 2])
+    finally:
+        cast.close()
+
+
+def test_a_paused_core_that_wakes_behind_its_successor_commits_nothing(cast: Cast) -> None:
+    """It had merged and was about to commit; what it says under its old epoch counts for nothing, and its next move ends it."""
+    cast.open_step()
+    old, board, follower = cast.core, cast.core_board, cast._core_follower
+    export = old._publisher.export
+
+    def paused() -> str:
+        cast.next_core()
+        return export()
+
+    old._publisher.export = paused  # type: ignore[method-assign]
+    cast.until(lambda: cast.core is not old, *cast.satellites.values(), cast.move_core)
+    late = [event for event in cast.events(StepCommitted) if event.core_epoch == 1]  # type: ignore[attr-defined]
+    cast.read_on()
+    assert len(late) == 1 and cast.core_board.ledger.step == 0
+    cast.finish(1)
+    cast.check(1)
+    for record in follower.poll(0.0):
+        board.see(record)
+    with pytest.raises(Deposed, match="c0-2 rules"):
+        old.advance()
+
+
+MOVES = ("core", "c1", "c2", "kill c1", "kill c2", "pause c1", "wake c1", "lease", "kill core", "c1 leaves", "c1 comes")
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(MOVES), max_size=40))
+def test_whoever_dies_sleeps_or_wakes_when_each_micro_step_counts_once(
+    tmp_path_factory: pytest.TempPathFactory, moves: list[str]
+) -> None:
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core_module, "time", clock)
+        cast = Cast(tmp_path_factory.mktemp("cast"), clock, checkpoint_every=2)
+        try:
+            play(cast, clock, moves)
+        finally:
+            cast.close()
+
+
+def play(cast: Cast, clock: Clock, moves: list[str]) -> None:
+    """The moves, then all who live go on until three steps are committed."""
+    asleep: list[Callable[[], bool]] = []
+    cast.open_step()
+    for move in moves:
+        match move.split():
+            case ["core"]:
+                cast.move_core()
+            case ["c1" | "c2" as cell]:
+                if cell in cast.satellites:
+                    cast.satellites[cell]()
+            case ["kill", "core"]:
+                cast.next_core()
+            case ["kill", cell]:
+                if cell in cast.satellites:
+                    cast.kill(cell)
+            case ["pause", cell]:
+                asleep += [cast.satellites.pop(cell)] if cell in cast.satellites else []
+            case ["wake", cell]:
+                if asleep:
+                    cast.satellites[cell] = asleep.pop()
+            case ["lease"]:
+                clock.now += LEASE_S + 0.1
+            case [cell, "leaves"]:
+                cast.role(cell, S)
+            case [cell, "comes"]:
+                cast.role(cell, T)
+    for cell in ("c1", "c2"):
+        cast.satellites.setdefault(cell, asleep.pop() if asleep else cast.satellite(cell))
+        cast.role(cell, T)
+    for step in (1, 2, 3):
+        clock.now += LEASE_S + 0.1
+        if cast.committed < step:
+            cast.finish(step)
+    cast.check(3)
