@@ -36,30 +36,66 @@ class KvPages:
 
 
 @dataclass(frozen=True, slots=True)
-class KvTicket:
-    """Pages that wait to be read, with the ids that they were computed for: int32[tokens].
+class KvPart:
+    """Whole pages that one rank of an engine holds, from the first token on, as its engine arranges them.
 
-    shape:      of KvPages.data
-    descriptor: of the pages, ids of the ids, as Descriptor.to_bytes gives them
+    rank, layout: only the rank of that name takes them, and only where a page's bytes mean the same
+    descriptor:   of what is read: the pages' keys, then the pages
+    """
+
+    rank: str
+    layout: str
+    pages: int
+    page_nbytes: int
+    descriptor: bytes
+
+    def to_fields(self) -> dict[str, Any]:
+        """Plain fields for JSON: bytes as hex."""
+        return {
+            "rank": self.rank, "layout": self.layout, "pages": self.pages, "page_nbytes": self.page_nbytes,
+            "descriptor": self.descriptor.hex(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> KvPart:
+        """The inverse. Raises KeyError or ValueError."""
+        pages, page_nbytes = int(fields["pages"]), int(fields["page_nbytes"])
+        if pages < 0 or page_nbytes < 0:
+            raise ValueError(f"a part of a ticket cannot have {pages} pages of {page_nbytes} bytes")
+        return cls(str(fields["rank"]), str(fields["layout"]), pages, page_nbytes, bytes.fromhex(fields["descriptor"]))
+
+
+@dataclass(frozen=True, slots=True)
+class KvTicket:
+    """KV that waits to be read, in one of two forms: one array with the ids that it was computed for, or pages by rank.
+
+    shape:      of KvPages.data; empty where there are parts
+    descriptor: of the pages, ids of the ids (int32[tokens]), as Descriptor.to_bytes gives them
+    parts:      one a rank, each of pages of page_tokens tokens
     """
 
     weight_version: str
-    shape: tuple[int, ...]
-    descriptor: bytes
-    ids: bytes
+    shape: tuple[int, ...] = ()
+    descriptor: bytes = b""
+    ids: bytes = b""
+    page_tokens: int = 0
+    parts: tuple[KvPart, ...] = ()
 
     @property
     def tokens(self) -> int:
-        """How many tokens of the prefix it covers."""
-        return self.shape[3]
+        """How many tokens of the prefix it covers: what all ranks have."""
+        return self.page_tokens * min(part.pages for part in self.parts) if self.parts else self.shape[3]
 
     @property
     def nbytes(self) -> int:
         """Of the pages."""
-        return 4 * math.prod(self.shape)
+        return sum(part.pages * part.page_nbytes for part in self.parts) if self.parts else 4 * math.prod(self.shape)
 
     def to_fields(self) -> dict[str, Any]:
         """Plain fields for JSON: bytes as hex."""
+        if self.parts:
+            parts = [part.to_fields() for part in self.parts]
+            return {"weight_version": self.weight_version, "page_tokens": self.page_tokens, "parts": parts}
         return {
             "weight_version": self.weight_version,
             "shape": list(self.shape),
@@ -78,7 +114,10 @@ class KvTicket:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> KvTicket:
-        """The inverse. Raises KeyError or ValueError."""
+        """The inverse; unknown fields are ignored. Raises KeyError or ValueError."""
+        if fields.get("parts"):
+            parts = tuple(map(KvPart.from_fields, fields["parts"]))
+            return cls(str(fields["weight_version"]), page_tokens=int(fields["page_tokens"]), parts=parts)
         shape = tuple(int(size) for size in fields["shape"])
         return cls(str(fields["weight_version"]), shape, bytes.fromhex(fields["descriptor"]), bytes.fromhex(fields["ids"]))
 

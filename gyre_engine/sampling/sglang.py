@@ -39,6 +39,8 @@ Json = dict[str, Any]
 
 CONTROL_SECONDS = 60.0
 LOAD_SECONDS = 600.0
+KV_SECONDS = 90.0
+"""Above what engines let a move take."""
 END_OF_RID = "/"
 MESSAGE_CHARACTERS = 500  # SGLang may repeat a whole prompt in an error
 
@@ -113,7 +115,7 @@ class SGLangEngine:
         await self._post("/pause_generation", {"mode": "abort" if abort else "retract"})
 
     async def drain(self) -> tuple[InFlight, ...]:
-        """See InferenceEngine. SGLang does not say what it has interrupted."""
+        """See InferenceEngine. SGLang as it comes does not say what it has interrupted; with `hicache.server` around it, it does."""
         self._paused = True
         status, answer = await self._exchange("/drain", {}, CONTROL_SECONDS)
         if status == 404:
@@ -141,37 +143,41 @@ class SGLangEngine:
         if status != 200:
             raise WeightsUnreadable(f"the engine at {self._url} keeps its weights: {fspath(folder)}: {_message(answer)}")
 
-    async def score(self, input_ids: Sequence[int]) -> tuple[float, ...]:
+    async def score(self, input_ids: Sequence[int], *, reuse: int = 0) -> tuple[float, ...]:
         """See InferenceEngine. SGLang never scales the scores of a prompt, whatever the temperature says."""
         ids = [int(token) for token in input_ids]
         body = {
             "input_ids": ids,
             "return_logprob": True,
-            "logprob_start_len": 0,
+            "logprob_start_len": reuse,
             "sampling_params": {"max_new_tokens": 0},
         }
         status, answer = await self._exchange("/generate", body, LOAD_SECONDS)
         if status != 200:
             self._refuse(status, orjson.dumps(answer), GenerateRequest("score", ids))
         scores: Triples = answer["meta_info"].get("input_token_logprobs") or []
-        if len(scores) != len(ids):
+        if len(scores) != len(ids) and not (reuse and len(ids) - reuse <= len(scores) < len(ids)):
             raise MismatchedOutput("score", len(ids), len(scores))
         return tuple(float(triple[0]) for triple in scores[1:])
 
     async def export_kv(self, rid: str, *, lease: float) -> KvTicket | None:
-        """Have the engine keep the KV of a request that `drain` interrupted readable for `lease` seconds; None where there is none.
-        Not SGLang itself."""
-        answer = await self._post("/kv_export", {"rid": rid, "lease": lease})
-        return KvTicket.from_fields(answer["ticket"]) if answer["ticket"] else None
+        """Have the engine keep the KV of a request that `drain` interrupted readable for `lease` seconds; None where there is none, as
+        at an SGLang without the backend that moves it (docs/kv.md)."""
+        status, answer = await self._exchange("/kv_export", {"rid": rid, "lease": lease}, KV_SECONDS)
+        if status == 404 or not self._done("/kv_export", status, answer)["ticket"]:
+            return None
+        return KvTicket.from_fields(answer["ticket"])
 
     async def import_kv(self, ticket: KvTicket) -> int:
         """Have the engine read and cache what a ticket names; how many tokens it took: none under weights of another version."""
-        answer = await self._post("/kv_import", {"ticket": ticket.to_fields()})
-        return int(answer["tokens"])
+        status, answer = await self._exchange("/kv_import", {"ticket": ticket.to_fields()}, KV_SECONDS)
+        if status == 404:
+            raise EngineFailed(f"the engine at {self._url} takes no KV: set cells.engine_kv, or let it be computed again")
+        return int(self._done("/kv_import", status, answer)["tokens"])
 
     async def release_kv(self, ticket: KvTicket) -> None:
         """Free what an export keeps."""
-        await self._post("/kv_release", {"ticket": ticket.to_fields()})
+        self._done("/kv_release", *await self._exchange("/kv_release", {"ticket": ticket.to_fields()}, KV_SECONDS))
 
     async def stats(self) -> EngineStats:
         """See InferenceEngine. Of SGLang itself the totals are what this client saw."""
@@ -220,7 +226,9 @@ class SGLangEngine:
         return found
 
     async def _post(self, path: str, body: Json) -> Json:
-        status, answer = await self._exchange(path, body, CONTROL_SECONDS)
+        return self._done(path, *await self._exchange(path, body, CONTROL_SECONDS))
+
+    def _done(self, path: str, status: int, answer: Json) -> Json:
         if status == 503:
             raise EngineNotServing(_message(answer))
         if status != 200:

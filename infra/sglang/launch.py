@@ -1,20 +1,31 @@
-"""How to start the real SGLang on a CPU, in the environment beside this file (`uv sync --frozen` makes it).
+"""How to start the real SGLang: on a CPU, in the environment beside this file (`uv sync --frozen` makes it), or on a GPU, in yours.
 
-A command and an environment are all that is built here: whoever starts processes owns the process. The server speaks what
-`gyre_engine.sampling.sglang` expects: token ids only, incremental chunks, log-probabilities at the request's temperature.
+A command and an environment are all that is built here, and a link to our package where the server needs it: whoever starts
+processes owns the process. The server speaks what `gyre_engine.sampling.sglang` expects: token ids only, incremental chunks,
+log-probabilities at the request's temperature.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import gyre_engine
 
 HERE = Path(__file__).parent
 PYTHON = HERE / ".venv" / "bin" / "python"
 
 RAW_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 """Must stay unset: the trainer compares log-probabilities at the temperature that was sampled with."""
+PAGE_TOKENS = 16
+"""Tokens of a page of KV, where pages move; a tail shorter than one is computed again."""
+PLAIN, MOVING = "sglang.launch_server", "gyre_engine.sampling.hicache.server"
+SWITCHES = ("--skip-tokenizer-init", "--skip-server-warmup", "--incremental-streaming-output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,22 @@ class Launch:
 
     argv: tuple[str, ...]
     env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class MovingKv:
+    """KV that moves, through a HiCache backend of ours (docs/kv.md).
+
+    scratch:        a folder of this server's own, for its sockets
+    capacity_bytes: of host memory for pages, a rank
+    secret_file:    what the cells of a run share; empty: each ticket carries its own key
+    """
+
+    scratch: str
+    capacity_bytes: int
+    secret_file: str = ""
+    transfer: str = "tcp"
+    host: str = "127.0.0.1"
 
 
 def sglang_on_cpu(
@@ -34,15 +61,17 @@ def sglang_on_cpu(
     environment: Mapping[str, str],
     kv_capacity: int = 32768,
     max_batch: int = 16,
+    scratch: str = "",
+    flags: Mapping[str, str] | None = None,
 ) -> Launch:
-    """What starts a server of the model in `folder`. `environment` is the starter's own. Raises FileNotFoundError."""
+    """What starts a server of the model in `folder`. `environment` is the starter's own. Raises FileNotFoundError.
+
+    scratch: a folder of this server's own, for one that says whom it has interrupted (gyre_engine.sampling.hicache.server)
+    """
     if not PYTHON.exists():
         raise FileNotFoundError(f"SGLang is not installed ({PYTHON} is missing): run `uv sync --frozen` in {HERE}")
-    flags = {
-        "--model-path": folder,
-        "--weight-version": version,
-        "--host": host,
-        "--port": str(port),
+    given = {
+        **_served(folder, version, host, port, kv_capacity, max_batch),
         "--device": "cpu",
         "--dtype": "float32",
         "--attention-backend": "torch_native",
@@ -50,22 +79,110 @@ def sglang_on_cpu(
         "--cuda-graph-backend-decode": "disabled",
         "--cuda-graph-backend-prefill": "disabled",
         "--mem-fraction-static": "0.1",
-        "--max-total-tokens": str(kv_capacity),
-        "--max-running-requests": str(max_batch),
-        "--log-level": "warning",
+        **(flags or {}),
     }
-    switches = ("--skip-tokenizer-init", "--skip-server-warmup", "--sleep-on-idle", "--incremental-streaming-output")
-    pairs = [word for flag in flags.items() for word in flag]
-    return Launch((str(PYTHON), "-m", "sglang.launch_server", *pairs, *switches), _environment(environment))
-
-
-def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    """One thread; the stub of the GPU kernels on the path; nothing that changes what a log-probability means."""
-    kept = {name: value for name, value in own.items() if name not in (RAW_LOGPROBS, "VIRTUAL_ENV", "PYTHONHOME")}
-    return {
-        **kept,
-        "PYTHONPATH": str(HERE / "cpu_stub"),
+    only_here = {
+        "PYTHONPATH": os.pathsep.join([str(HERE / "cpu_stub"), *([str(_linked(Path(scratch)))] if scratch else [])]),
         "SGLANG_USE_CPU_ENGINE": "1",
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    module = MOVING if scratch else PLAIN
+    return _launch(str(PYTHON), module, given, (*SWITCHES, "--sleep-on-idle"), {**_kept(environment), **only_here})
+
+
+def sglang_on_gpu(
+    python: str,
+    folder: str,
+    version: str,
+    *,
+    host: str,
+    port: int,
+    environment: Mapping[str, str],
+    kv_capacity: int,
+    max_batch: int,
+    kv: MovingKv | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> Launch:
+    """What starts a server on this machine's GPU, with the Python of an environment that has SGLang for GPUs and msgpack and xxhash.
+
+    flags: of SGLang's, beside those that are needed here or instead of them
+    """
+    given = {
+        **_served(folder, version, host, port, kv_capacity, max_batch),
+        **(_hicache(kv, version) if kv else {}),
+        **(flags or {}),
+    }
+    env = _kept(environment) | {"TOKENIZERS_PARALLELISM": "false"}
+    if kv:
+        env["PYTHONPATH"] = str(_linked(Path(kv.scratch)))
+    return _launch(python, MOVING if kv else PLAIN, given, (*SWITCHES, *(("--enable-hierarchical-cache",) if kv else ())), env)
+
+
+def no_gpu() -> str:
+    """Empty where NVIDIA's driver sees a GPU, else what is missing."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "NVIDIA's driver (libcuda.so.1) is not on this machine"
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "NVIDIA's driver sees no GPU on this machine"
+    return ""
+
+
+def _served(folder: str, version: str, host: str, port: int, kv_capacity: int, max_batch: int) -> dict[str, str]:
+    return {
+        "--model-path": folder,
+        "--weight-version": version,
+        "--host": host,
+        "--port": str(port),
+        "--max-total-tokens": str(kv_capacity),
+        "--max-running-requests": str(max_batch),
+        "--log-level": "warning",
+    }
+
+
+def _hicache(kv: MovingKv, version: str) -> dict[str, str]:
+    """SGLang writes pages through to our backend as soon as a request has ended, and waits for those that it finds there."""
+    extra = {
+        "backend_name": "gyre",
+        "module_path": "gyre_engine.sampling.hicache.storage",
+        "class_name": "GyreHiCache",
+        "interface_v1": 1,
+        "prefetch_threshold": PAGE_TOKENS,
+        "sockets": str(Path(kv.scratch, "sockets")),
+        "capacity": kv.capacity_bytes,
+        "version": version,
+        "transfer": kv.transfer,
+        "host": kv.host,
+        "secret_file": kv.secret_file,
+    }
+    return {
+        "--page-size": str(PAGE_TOKENS),
+        "--hicache-write-policy": "write_through",
+        "--hicache-mem-layout": "page_first",
+        "--hicache-io-backend": "kernel",
+        "--hicache-storage-backend": "dynamic",
+        "--hicache-storage-prefetch-policy": "wait_complete",
+        "--hicache-storage-backend-extra-config": json.dumps(extra),
+    }
+
+
+def _linked(scratch: Path) -> Path:
+    """A folder that holds our package and nothing else: SGLang's environment has other versions of all that stands beside it."""
+    folder = scratch / "packages"
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        (folder / "gyre_engine").symlink_to(Path(gyre_engine.__path__[0]).resolve())
+    return folder
+
+
+def _launch(python: str, module: str, flags: Mapping[str, str], switches: tuple[str, ...], env: dict[str, str]) -> Launch:
+    pairs = [word for flag in flags.items() for word in flag]
+    return Launch((python, "-m", module, *pairs, *switches), env)
+
+
+def _kept(own: Mapping[str, str]) -> dict[str, str]:
+    """The starter's environment without what would change SGLang's Python, or what a log-probability means."""
+    return {name: value for name, value in own.items() if name not in (RAW_LOGPROBS, "VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH")}

@@ -1,7 +1,7 @@
 """KV between engine processes: an export is registered for one-sided reads, an import reads what a ticket names.
 
 promises  exported pages stay readable until they are released, or their lease ends; pages of other weights are neither fetched
-          nor taken
+          nor taken, unless the engine keeps KV across weights
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ RELEASE_SECONDS = 10.0
 
 
 class KvDesk:
-    """Exports and imports of one engine, over one transfer."""
+    """Exports and imports of one engine, over one transfer. keep_kv: the engine takes KV of any version."""
 
-    def __init__(self, holder: KvHolder, transfer: Transfer) -> None:
+    def __init__(self, holder: KvHolder, transfer: Transfer, *, keep_kv: bool = False) -> None:
         self._holder = holder
         self._transfer = transfer
+        self._keep_kv = keep_kv
 
     async def export(self, body: dict[str, Any]) -> dict[str, Any]:
         """{rid, lease?} of an interrupted request -> {ticket, tokens}; no ticket where nothing of it is cached."""
@@ -43,7 +44,9 @@ class KvDesk:
     async def take(self, body: dict[str, Any]) -> dict[str, Any]:
         """{ticket} -> {tokens}: reads the pages and caches them; none where the weights here are others."""
         ticket = KvTicket.from_fields(body["ticket"])
-        if (await self._holder.stats()).weight_version != ticket.weight_version:
+        if ticket.parts:
+            raise ValueError("this ticket is of another kind of engine's pages: run all cells with one cells.engine")
+        if not self._keep_kv and (await self._holder.stats()).weight_version != ticket.weight_version:
             return {"tokens": 0}
         data, ids = np.empty(ticket.shape, dtype=np.float32), np.empty(ticket.tokens, dtype=np.int32)
         for descriptor, into in ((ticket.ids, ids), (ticket.descriptor, data)):
