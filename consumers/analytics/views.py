@@ -73,8 +73,10 @@ WHERE match(key, '^drift_-?[0-9]+_tokens$') ORDER BY run, step, staleness""",
 
 GAP = View(
     "gap",
-    "how far engine and trainer are apart on the same tokens at the same version",
-    "SELECT run, at, cell, weight_version, tokens, gap_max, gap_mean FROM cells WHERE type = 'probe-gap' ORDER BY run, at, cell",
+    "how far engine and trainer are apart on the same tokens at the same version; kept_tokens: on top of KV of older weights",
+    """
+SELECT run, at, cell, weight_version, tokens, gap_max, gap_mean, ifNull(kept_tokens, 0) AS kept_tokens
+FROM cells WHERE type = 'probe-gap' ORDER BY run, at, cell, kept_tokens""",
 )
 
 WATER_LEVEL_TIMELINE = View(

@@ -16,9 +16,10 @@ from gyre_engine.scheduling.migration import KvCosts, plan_moves
 
 @dataclass(slots=True)
 class Moving:
-    """State: one drain a cell, and what moves and prefills have cost."""
+    """State: one drain a cell, and what moves and prefills have cost. kv, across_versions: of plan_moves."""
 
     kv: str = "auto"
+    across_versions: bool = False
     costs: KvCosts = field(default_factory=KvCosts)
     _drains: dict[str, Drained] = field(default_factory=dict)
     _answered: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Moving:
         for cell, drained in self._drains.items():
             command = fleet.commands.get(cell)
             if command is not None and (command.epoch, command.number) == _by(drained):
-                moves = plan_moves(drained, fleet.serving, self.costs, self.kv)
+                moves = plan_moves(drained, fleet.serving, self.costs, self.kv, across_versions=self.across_versions)
                 return MoveExecutions(epoch=epoch, number=number, source=cell, drained=_by(drained), moves=moves)
         return None
 

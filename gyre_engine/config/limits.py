@@ -43,6 +43,7 @@ _ONE_OF = {
     "schedule.kv": ("auto", "always", "never"),
     "schedule.interrupted": ("continue", "retry"),
     "publish.inflight": ("continue", "drain"),
+    "kv.across_versions": ("recompute", "keep"),
     "eval.split": SPLITS,
     "eval.before": ("", *SPLITS),
     "eval.after": ("", *SPLITS),
@@ -211,6 +212,12 @@ def _relations(config: Config) -> Iterator[Problem]:
     if config.harness.name == "command" and not config.harness.command:
         text = 'harness.name is "command" but harness.command is empty: give the command line to run'
         yield Problem(text, (("harness", "command"), ("harness", "name")))
+    if config.kv.across_versions == "keep" and config.cells.engine != "native":
+        text = (
+            f'kv.across_versions is "keep" but cells.engine is "{config.cells.engine}": only the native engine tells what it keeps '
+            'and scores a probe on it; set cells.engine = "native", or kv.across_versions = "recompute"'
+        )
+        yield Problem(text, (("kv", "across_versions"), ("cells", "engine")))
     if config.cells.engine == "scripted" and not config.cells.script:
         text = 'cells.engine is "scripted" but cells.script is empty: name the TOML file with its answers'
         yield Problem(text, (("cells", "script"), ("cells", "engine")))

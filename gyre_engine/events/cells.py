@@ -233,6 +233,23 @@ class ProbeGap(Event):
     tokens: int
     gap_max: float
     gap_mean: float
+    kept_tokens: int = 0
+    """So many of the probe's first tokens were KV of other weights (`kv.across_versions`): the tokens after them were scored."""
+
+
+@event("kv-kept", topic="cells", key="cell")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvKept(Event):
+    """KV of one version is gone on from under another (`kv.across_versions = "keep"`); a `probe-gap` tells what that does."""
+
+    cell: str
+    incarnation: str
+    from_version: int
+    """Of the weights before; some of it may be older still."""
+    to_version: int
+    tokens: int
+    source: str = ""
+    """The cell that it was imported from; empty: it was the engine's own when the weights were loaded."""
 
 
 @event("scheduler-elected", topic="commands", key="run")

@@ -154,6 +154,7 @@ class EngineStats:
     """Counts of one engine; totals since it started. kv_tokens_used counts what could be reused as well as what runs.
 
     prefills: the newest, where the engine tells: (tokens that stood already, tokens after it, microseconds of computing)
+    kept_kv:  what of kv_tokens_used outlived the weights that computed it, at the last load of others
     """
 
     running: int
@@ -167,6 +168,7 @@ class EngineStats:
     max_context: int
     paused: bool = False
     prefills: tuple[tuple[int, int, int], ...] = ()
+    kept_kv: int = 0
 
 
 class InferenceEngine(Protocol):
@@ -198,13 +200,17 @@ class InferenceEngine(Protocol):
     async def load_weights(self, folder: str | PathLike[str], version: str) -> None:
         """Sample with the weights of a Hugging Face folder from the next token on (learning.md 9).
 
-        Requests in flight go on; KV of other weights is computed again, never continued on. Raises UnknownModel or WeightsUnreadable,
-        and keeps the weights in use then.
+        Requests in flight go on; KV of other weights is computed again, never continued on, but by an engine that was started to keep
+        it. Raises UnknownModel or WeightsUnreadable, and keeps the weights in use then.
         """
         ...
 
-    async def score(self, input_ids: Sequence[int]) -> tuple[float, ...]:
-        """The log-probabilities at temperature 1 of input_ids[1:], each given what stands before it (the gap probe, learning.md 8)."""
+    async def score(self, input_ids: Sequence[int], *, reuse: int = 0) -> tuple[float, ...]:
+        """The log-probabilities at temperature 1 of input_ids[1:], each given what stands before it (the gap probe, learning.md 8).
+
+        reuse: the first so many ids are treated as a call's: what the prefix cache holds of them is gone on from, whatever weights it
+        is of, and not scored, so that fewer scores come, the last ones; what it lacks is computed and left there.
+        """
         ...
 
     async def stats(self) -> EngineStats:

@@ -166,9 +166,13 @@ class ScriptedEngine:
         self._version = version
         self._past.clear()
 
-    async def score(self, input_ids: Sequence[int]) -> tuple[float, ...]:
+    async def score(self, input_ids: Sequence[int], *, reuse: int = 0) -> tuple[float, ...]:
         """See InferenceEngine: `scripted_logprob` of each id."""
-        return tuple(scripted_logprob(token) for token in input_ids[1:])
+        shared = tuple(input_ids[: min(reuse, len(input_ids) - 1)])
+        cached = max((_shared(past, shared) for past in self._past), default=0)
+        if shared:
+            self._past.append(shared)
+        return tuple(scripted_logprob(token) for token in input_ids[1 + cached :])
 
     async def stats(self) -> EngineStats:
         """See InferenceEngine."""

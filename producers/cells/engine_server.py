@@ -91,17 +91,19 @@ def run_engine_server(
     paused: bool = False,
     kv_secret: bytes | None = None,
     transfer: str = "tcp",
+    keep_kv: bool = False,
 ) -> None:
     """Serve the native engine until SIGTERM: the whole life of a forked process.
 
     paused:     it takes requests only after a resume, so that nobody samples with weights that it should not have
     kv_secret:  opens /kv_export, /kv_import and /kv_release, whose bytes go over a transfer of kind
                 `transfer` that shares this secret with its peers
+    keep_kv:    KV outlives the weights that computed it, whatever an update of weights says of it, and moves between versions
     """
     from gyre_engine.sampling.native import NativeEngine  # only this process pays for torch
 
-    engine = NativeEngine(folder, version, kv_capacity=kv_capacity, max_batch=max_batch, max_context=max_context)
-    kv = KvDesk(engine, open_transfer(transfer, host, secret=kv_secret)) if kv_secret else None
+    engine = NativeEngine(folder, version, kv_capacity=kv_capacity, max_batch=max_batch, max_context=max_context, keep_kv=keep_kv)
+    kv = KvDesk(engine, open_transfer(transfer, host, secret=kv_secret), keep_kv=keep_kv) if kv_secret else None
     serve(engine, host, port, paused=paused, kv=kv)
 
 
@@ -165,7 +167,7 @@ def _controls(engine: InferenceEngine) -> dict[str, Handler]:
 
 async def _score(engine: InferenceEngine, body: Json) -> Json:
     ids = list(body["input_ids"])
-    return render_scores(ids, await engine.score(ids))
+    return render_scores(ids, await engine.score(ids, reuse=int(body["logprob_start_len"])))
 
 
 async def _answer(handler: Handler, body: Json) -> Response:

@@ -57,7 +57,8 @@ def parse_params(given: Mapping[str, Any]) -> SamplingParams:
 
 def wants_scores(body: Mapping[str, Any]) -> bool:
     """Whether the prompt is to be scored and nothing sampled."""
-    return body.get("logprob_start_len") == 0 and (body.get("sampling_params") or {}).get("max_new_tokens") == 0
+    start = body.get("logprob_start_len")
+    return isinstance(start, int) and start >= 0 and (body.get("sampling_params") or {}).get("max_new_tokens") == 0
 
 
 def render_answer(request: GenerateRequest, part: Completion | Chunk, so_far: Completion) -> Json:
@@ -104,8 +105,10 @@ def render_spans(answer: Completion) -> list[Json]:
 
 
 def render_scores(ids: list[int], logprobs: tuple[float, ...]) -> Json:
-    """The first token has no log-probability."""
-    scores = [(None, ids[0], None), *((logprob, token, None) for logprob, token in zip(logprobs, ids[1:], strict=True))]
+    """The first token has no log-probability, nor have those before the ones that were scored."""
+    first = len(ids) - 1 - len(logprobs)
+    scored = zip(logprobs, ids[first + 1 :], strict=True)
+    scores = [(None, ids[first], None), *((logprob, token, None) for logprob, token in scored)]
     return {"output_ids": [], "meta_info": {"prompt_tokens": len(ids), "input_token_logprobs": scores}}
 
 

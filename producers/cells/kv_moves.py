@@ -1,8 +1,8 @@
 """KV of interrupted requests on its way from cell to cell, as the scheduler commands it (method.md, 2; learning.md, 9).
 
-writes    cells: kv-exported (the source), kv-imported (the destination)
-promises  pages are freed once every destination has answered or the limit is over; KV of other weights is not taken; a move whose KV
-          cannot be had costs a prefill, never the call
+writes    cells: kv-exported (the source), kv-imported and, of other weights, kv-kept (the destination)
+promises  pages are freed once every destination has answered or the limit is over; KV of other weights is not taken, or it is said to
+          be kept; a move whose KV cannot be had costs a prefill, never the call
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from gyre_engine.events import CodecError, Event
-from gyre_engine.events.cells import KvExported, KvImported, Move, MoveExecutions
+from gyre_engine.events.cells import KvExported, KvImported, KvKept, Move, MoveExecutions
 from gyre_engine.sampling.kv import KvMover, KvTicket
 from gyre_engine.sampling.port import EngineError
 
@@ -78,10 +78,14 @@ class Exports:
 
 @dataclass(slots=True)
 class Imports:
-    """What other cells offer to this one. `serving`: whether calls come here now; else nothing is taken."""
+    """What other cells offer to this one. `serving`: whether calls come here now; else nothing is taken.
+
+    keeps: the engine's version, where it takes KV of others too
+    """
 
     engine: KvMover
     speaker: Speaker
+    keeps: Callable[[], int] | None = None
     _running: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)
 
     def take(self, offers: Mapping[tuple[str, str], KvExported], *, serving: bool) -> None:
@@ -111,6 +115,8 @@ class Imports:
                 reason = "" if tokens else "it was computed under other weights"
             except (EngineError, CodecError, LookupError, ValueError) as error:  # the engine's word, or a ticket that is none
                 reason = str(error)[:300]
+        if tokens:
+            await self._tell_kept(offer, tokens)
         if reason:
             logger.warning("%s takes no KV of %s from %s: %s", self.speaker.cell, offer.execution, offer.cell, reason)
         await self.speaker.say(
@@ -120,6 +126,16 @@ class Imports:
                 rid=offer.rid, tokens=tokens, nbytes=offer.nbytes if tokens else 0, took_us=_since(began), reason=reason,
             )
         )  # fmt: skip
+
+    async def _tell_kept(self, offer: KvExported, tokens: int) -> None:
+        version = self.keeps() if self.keeps else None
+        if version is not None and offer.weight_version != str(version):
+            await self.speaker.say(
+                KvKept(
+                    cell=self.speaker.cell, incarnation=self.speaker.incarnation, from_version=int(offer.weight_version),
+                    to_version=version, tokens=tokens, source=offer.cell,
+                )
+            )  # fmt: skip
 
 
 def _since(began: float) -> int:

@@ -1,7 +1,8 @@
 """The weights that a cell's engine samples with: pulled, loaded, probed, told.
 
-writes    cells: weights-held, weights-loaded, probe-gap
-promises  an engine gets a whole published version or keeps what it has; a source that is away costs time, never the version
+writes    cells: weights-held, weights-loaded, kv-kept, probe-gap
+promises  an engine gets a whole published version or keeps what it has; a source that is away costs time, never the version; KV that
+          outlives its weights is told, and what it does to the next version's scores is measured
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre_engine.events.cells import ProbeGap, WeightsHeld, WeightsLoaded
+from gyre_engine.events.cells import KvKept, ProbeGap, WeightsHeld, WeightsLoaded
 from gyre_engine.events.training import Published
 from gyre_engine.sampling.port import InferenceEngine
 from gyre_engine.scheduling.broadcast import CORE, Tree, source
@@ -26,13 +27,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Weights:
-    """version: that the engine holds, -1 before it was asked. patience_s: how long to wait for the cell above in the tree."""
+    """version: that the engine holds, -1 before it was asked. patience_s: how long to wait for the cell above in the tree.
+
+    keep_kv: the engine was started to keep KV across versions
+    """
 
     engine: InferenceEngine
     snapshots: Snapshots
     speaker: Speaker
     tree: Tree = field(default_factory=Tree)
     patience_s: float = 0.0
+    keep_kv: bool = False
     version: int = -1
     _unprobed: Published | None = None
     _told: tuple[int, int] = (0, -1)
@@ -57,8 +62,10 @@ class Weights:
             return False
         if self.tree.passes_on(speaker.cell):
             await self._hold(ordered)
+        if self.keep_kv and _can_be_probed(ordered):
+            await self._prepare_kept(ordered)
         await self.engine.load_weights(folder, str(ordered.version))
-        self.version = ordered.version
+        before, self.version = self.version, ordered.version
         await asyncio.to_thread(self.snapshots.keep_only, ordered.version)
         await speaker.say(
             WeightsLoaded(
@@ -66,6 +73,8 @@ class Weights:
                 took_us=int((time.monotonic() - began) * 1e6),
             )
         )  # fmt: skip
+        if self.keep_kv:
+            await self._tell_kept(before)
         self._unprobed = ordered
         return True
 
@@ -103,12 +112,46 @@ class Weights:
         Not while the engine is paused: SGLang keeps what it is asked then until it goes on.
         """
         published, self._unprobed = self._unprobed, None
-        if published is None or len(published.probe_ids) < 2 or len(published.probe_logprobs) != len(published.probe_ids) - 1:
+        if published is None or not _can_be_probed(published):
             return
-        ids = published.probe_ids
-        scores = await self.engine.score([int(i) for i in ids])
-        gaps = [abs(a - float(b)) for a, b in zip(scores, published.probe_logprobs, strict=True)]
-        mean = sum(gaps) / len(gaps)
+        await self._tell_gap(published, await self.engine.score(_ids(published)))
+        if self.keep_kv:
+            await self._probe_kept(published)
+
+    async def _prepare_kept(self, ordered: Published) -> None:
+        """Have the engine hold KV of the coming probe's first half, as it holds that of calls: of the weights that it has still."""
+        half = len(ordered.probe_ids) // 2
+        await self.engine.score(_ids(ordered)[: half + 1], reuse=half)
+
+    async def _tell_kept(self, before: int) -> None:
+        kept, s = (await self.engine.stats()).kept_kv, self.speaker
+        await s.say(KvKept(cell=s.cell, incarnation=s.incarnation, from_version=before, to_version=self.version, tokens=kept))
+
+    async def _probe_kept(self, published: Published) -> None:
+        """The gap of the probe's second half, as a call has it that goes on from kept KV: its first half is KV of other weights."""
+        scores = await self.engine.score(_ids(published), reuse=len(published.probe_ids) // 2)
+        if 0 < len(scores) < len(published.probe_logprobs):
+            await self._tell_gap(published, scores)
+        else:
+            logger.warning(
+                "%s: nothing of the probe was kept, so version %d has no gap on kept KV", self.speaker.cell, published.version
+            )
+
+    async def _tell_gap(self, published: Published, scores: tuple[float, ...]) -> None:
+        """Of the probe's last tokens, as many as were scored."""
+        kept = len(published.probe_logprobs) - len(scores)
+        gaps = [abs(a - float(b)) for a, b in zip(scores, published.probe_logprobs[kept:], strict=True)]
         await self.speaker.say(
-            ProbeGap(cell=self.speaker.cell, version=published.version, tokens=len(gaps), gap_max=max(gaps), gap_mean=mean)
-        )
+            ProbeGap(
+                cell=self.speaker.cell, version=published.version, tokens=len(gaps), gap_max=max(gaps),
+                gap_mean=sum(gaps) / len(gaps), kept_tokens=kept,
+            )
+        )  # fmt: skip
+
+
+def _can_be_probed(published: Published) -> bool:
+    return len(published.probe_ids) >= 2 and len(published.probe_logprobs) == len(published.probe_ids) - 1
+
+
+def _ids(published: Published) -> list[int]:
+    return [int(i) for i in published.probe_ids]

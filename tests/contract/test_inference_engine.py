@@ -206,6 +206,16 @@ async def test_score_is_that_of_the_reference(subject: Subject) -> None:
     assert await subject.engine.score(prompt(50)) == pytest.approx(logprobs_by_reference(subject, prompt(50), 1.0), abs=1e-4)
 
 
+async def test_a_score_that_reuses_is_that_of_the_last_tokens(subject: Subject) -> None:
+    """What the cache holds of the first 48 ids needs no computing, and is not scored."""
+    ids, whole = prompt(64, 9), await subject.engine.score(prompt(64, 9))
+    for _ in range(2):
+        found = await subject.engine.score(ids, reuse=48)
+        assert 64 - 1 - 48 <= len(found) <= 64 - 1
+        assert found == pytest.approx(whole[-len(found) :], abs=1e-4)
+    assert len(found) == 64 - 1 - 48
+
+
 async def test_the_stop_token_is_delivered_with_its_logprob(subject: Subject) -> None:
     """C12: whatever stopped the answer is its last id, so the next prompt can begin with exactly what was sampled."""
     greedy = SamplingParams(max_tokens=30, temperature=0.0)

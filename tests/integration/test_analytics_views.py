@@ -224,7 +224,7 @@ def test_drift_is_split_by_staleness(ask):
 
 
 def test_gap_and_staleness(ask):
-    assert ask("SELECT cell, weight_version, gap_max FROM gap") == [("cell-1", 1, 2e-6)]
+    assert ask("SELECT cell, weight_version, gap_max, kept_tokens FROM gap") == [("cell-1", 1, 2e-6, 0)]
     assert ask("SELECT step, staleness_max, staleness_mean FROM staleness") == [(1, 1, 0.25)]
 
 

@@ -1,7 +1,8 @@
 """Continuous batching: what is computed next, without threads or clocks.
 
 promises  one call of `step` prefills at most one chunk and gives every running sequence one token; a sequence without room is put back
-          and computed again later, its ids kept; KV in slots and cache together stay within the capacity; no KV outlives its weights.
+          and computed again later, its ids kept; KV in slots and cache together stay within the capacity; no KV outlives its weights,
+          unless the engine is to keep it.
 """
 
 from __future__ import annotations
@@ -45,10 +46,14 @@ class Limits:
 
 
 class Batcher:
-    """The state of an engine: waiting, one that prefills, and the running ones, whose place in `running` is their slot."""
+    """The state of an engine: waiting, one that prefills, and the running ones, whose place in `running` is their slot.
 
-    def __init__(self, shape: ModelShape, weights: Weights, version: str, limits: Limits) -> None:
+    keep_kv: KV is gone on from under whatever weights (learning.md 9, `kv.across_versions`)
+    """
+
+    def __init__(self, shape: ModelShape, weights: Weights, version: str, limits: Limits, *, keep_kv: bool = False) -> None:
         self.shape, self.limits, self.version = shape, limits, version
+        self.keep_kv, self._kept = keep_kv, 0
         self.model = Model(shape, weights, limits.longest)
         self.slots = Slots(shape, limits.max_batch, limits.longest)
         self.cache = PrefixCache(shape, limits.kv_capacity)
@@ -100,25 +105,37 @@ class Batcher:
             sequence.send(self.version, FinishReason.ABORT)
 
     def swap(self, weights: Weights, version: str) -> None:
-        """Go on under other weights: deliver what the old ones made, forget all KV, compute it again before the next token."""
+        """Go on under other weights, after what the old ones made was delivered."""
         self.flush()
+        if self.keep_kv:
+            self._kept = self.cache.tokens + sum(sequence.computed for sequence in self.in_flight)
+        else:
+            self._forget()
+        self.model, self.version = Model(self.shape, weights, self.limits.longest), version
+
+    def _forget(self) -> None:
+        """All KV: it is computed again before the next token."""
         again = [*self.running, *([self.prefilling] if self.prefilling else [])]
         for sequence in again:
             sequence.computed = 0
         self.waiting.extendleft(reversed(again))
         self.running, self.prefilling, self._plan = [], None, None
         self.cache.clear()
-        self.model, self.version = Model(self.shape, weights, self.limits.longest), version
 
-    def score(self, ids: list[int]) -> list[float]:
-        """Log-probabilities of ids[1:]; uses KV of its own and leaves none."""
-        slot = Slots(self.shape, 1, len(ids))
+    def score(self, ids: list[int], reuse: int = 0) -> list[float]:
+        """Log-probabilities of ids[1:], with KV of its own; the first `reuse` ids are in the cache afterwards, and those that were
+        before are not scored.
+        """
+        slot, reuse = Slots(self.shape, 1, len(ids)), max(0, min(reuse, len(ids) - 1))
+        begin = self.cache.fill(ids[:reuse], slot.of(0))
         scores: list[float] = []
-        for start in range(0, len(ids) - 1, self.limits.prefill_chunk):
+        for start in range(begin, len(ids) - 1, self.limits.prefill_chunk):
             end = min(start + self.limits.prefill_chunk, len(ids) - 1)
             hidden = self._compute(ids, start, end, slot, 0)
             logprobs = self.model.logits(hidden).log_softmax(dim=-1)
             scores += logprobs.gather(1, torch.tensor(ids[start + 1 : end + 1])[:, None])[:, 0].tolist()
+        if reuse:
+            self._store(ids[:reuse], slot.of(0))
         return scores
 
     def export(self, ids: list[int]) -> KvPages:
@@ -128,13 +145,13 @@ class Batcher:
         return KvPages(self.version, slot[:, :, :, :length].contiguous().numpy())
 
     def take(self, ids: list[int], pages: KvPages) -> int:
-        """Cache what another engine computed for the first of these ids, under the same weights."""
+        """Cache what another engine computed for the first of these ids, under the same weights unless KV is kept across them."""
         tokens = pages.tokens
         if pages.data.shape != (self.shape.layers, 2, self.shape.kv_heads, tokens, self.shape.head_dim) or tokens > len(ids):
             raise ValueError(f"KV of shape {pages.data.shape} does not fit this model and {len(ids)} ids: export it for them")
-        if pages.weight_version != self.version:
+        if pages.weight_version != self.version and not self.keep_kv:
             return 0
-        self.cache.store(ids[:tokens], torch.from_numpy(pages.data), max(0, self.limits.kv_capacity - self._live()))
+        self._store(ids[:tokens], torch.from_numpy(pages.data))
         return tokens
 
     def stats(self, *, paused: bool) -> EngineStats:
@@ -151,6 +168,7 @@ class Batcher:
             max_context=self.limits.longest,
             paused=paused,
             prefills=tuple(self._prefills),
+            kept_kv=self._kept,
         )
 
     def _live(self) -> int:
@@ -261,5 +279,7 @@ class Batcher:
         self._plan = None
 
     def _keep(self, sequence: Sequence, slot: int) -> None:
-        room = max(0, self.limits.kv_capacity - self._live())
-        self.cache.store(sequence.ids[: sequence.computed], self.slots.of(slot), room)
+        self._store(sequence.ids[: sequence.computed], self.slots.of(slot))
+
+    def _store(self, ids: list[int], of: torch.Tensor) -> None:
+        self.cache.store(ids, of, max(0, self.limits.kv_capacity - self._live()))

@@ -63,6 +63,7 @@ class NativeEngine:
     """An InferenceEngine over a Hugging Face folder (Qwen3, Qwen2 or Llama), in fp32 on one CPU thread.
 
     max_context is the model's own where not given; KV memory is touched as it is used, up to twice kv_capacity tokens.
+    keep_kv: KV outlives the weights that computed it (`kv.across_versions`).
     """
 
     def __init__(
@@ -74,11 +75,12 @@ class NativeEngine:
         max_batch: int = 64,
         max_context: int | None = None,
         prefill_chunk: int = 512,
+        keep_kv: bool = False,
     ) -> None:
         self._shape = read_shape(Path(folder))
         context = min(max_context or self._shape.max_context, self._shape.max_context)
         self._limits = Limits(max_batch, context, kv_capacity, prefill_chunk)
-        self._batcher = Batcher(self._shape, read_weights(Path(folder), self._shape), version, self._limits)
+        self._batcher = Batcher(self._shape, read_weights(Path(folder), self._shape), version, self._limits, keep_kv=keep_kv)
         self._inbox: deque[_Letter] = deque()
         self._outbox: list[tuple[_Stream, Mail]] = []
         self._streams: dict[str, _Stream] = {}
@@ -134,12 +136,12 @@ class NativeEngine:
         weights = await asyncio.to_thread(self._read, Path(folder))
         await self._ask(lambda: self._batcher.swap(weights, version))
 
-    async def score(self, input_ids: Sequence[int]) -> tuple[float, ...]:
+    async def score(self, input_ids: Sequence[int], *, reuse: int = 0) -> tuple[float, ...]:
         """See InferenceEngine. Decoding waits meanwhile."""
         ids = [int(token) for token in input_ids]
         if len(ids) > self._limits.max_context:
             raise ContextTooLong(len(ids), self._limits.max_context + 1)
-        return tuple(await self._ask(lambda: self._batcher.score(ids)))
+        return tuple(await self._ask(lambda: self._batcher.score(ids, reuse)))
 
     async def export_kv(self, input_ids: Sequence[int]) -> KvPages:
         """See KvHolder."""

@@ -24,13 +24,13 @@ PROMPT = [(5 * i * i + i) % 96 for i in range(150)]
 
 
 @asynccontextmanager
-async def cell(folder: Path, version: str) -> AsyncIterator[SGLangEngine]:
+async def cell(folder: Path, version: str, *, keep_kv: bool = False) -> AsyncIterator[SGLangEngine]:
     """An engine's server with its transfer, and a client of it."""
-    engine, transfer = NativeEngine(folder, version), TcpTransfer(secret=SECRET)
+    engine, transfer = NativeEngine(folder, version, keep_kv=keep_kv), TcpTransfer(secret=SECRET)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        app = engine_app(engine, kv=KvDesk(engine, transfer))
+        app = engine_app(engine, kv=KvDesk(engine, transfer, keep_kv=keep_kv))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         client = SGLangEngine(f"http://127.0.0.1:{listener.getsockname()[1]}")
@@ -90,6 +90,19 @@ async def test_kv_of_other_weights_is_not_taken(cells: tuple[SGLangEngine, SGLan
     assert ticket is not None
     assert await newer.import_kv(ticket) == 0
     assert (await complete(newer, GenerateRequest("new", PROMPT, SamplingParams(max_tokens=2)))).cached_tokens == 0
+
+
+async def test_kv_of_other_weights_is_taken_where_it_is_kept_across_versions(
+    cells: tuple[SGLangEngine, SGLangEngine, SGLangEngine], other_folder: Path
+) -> None:
+    source, *_ = cells
+    history = await interrupted(source, "old")
+    ticket = await source.export_kv("old", lease=60)
+    assert ticket is not None
+    async with cell(other_folder, "v8", keep_kv=True) as keeper:
+        assert await keeper.import_kv(ticket) == len(history) - 1
+        request = GenerateRequest("new", history, SamplingParams(max_tokens=2))
+        assert (await complete(keeper, request)).cached_tokens == len(history) - 1
 
 
 async def test_what_was_not_interrupted_gives_no_ticket_and_what_was_released_cannot_be_read(

@@ -117,6 +117,12 @@ def test_kv_moves_where_it_pays_and_its_weights_are_those_of_the_destination(kv:
     assert [move.with_kv for move in moves] == expected
 
 
+@pytest.mark.parametrize(("kv", "expected"), [("auto", [True, False]), ("always", [True, True]), ("never", [False, False])])
+def test_where_kv_is_kept_across_versions_it_moves_to_other_weights_as_to_the_same(kv: str, expected: list[bool]) -> None:
+    moves = plan_moves(drained(5000, 10), [state("b", 1, version=4)], measured(), kv, across_versions=True)
+    assert [move.with_kv for move in moves] == expected
+
+
 def test_a_long_context_does_not_spoil_what_is_known_of_short_ones() -> None:
     """An attention that costs more than its square at 32k tokens must not make 256 tokens look cheap: 10 ms there, not 4."""
     fit = Fit()
