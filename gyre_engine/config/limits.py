@@ -24,7 +24,8 @@ HARBOR = "harbor:"
 SANDBOX = "sandbox"
 
 _AT_LEAST_ONE = (
-    "run.steps", "cells.count", "cells.capacity", "cells.threads", "cells.kv_tokens", "kafka.partitions", "batch.groups",
+    "run.steps", "cells.count", "cells.capacity", "cells.threads", "cells.kv_tokens", "cells.engine_kv_mb", "kafka.partitions",
+    "batch.groups",
     "batch.group_size", "batch.mu", "batch.micro_step_tokens", "runner.max_concurrent", "runner.attempts", "runner.memory_mb",
     "runner.processes", "runner.output_mb", "selection.j_max", "scoring.attempts", "scoring.concurrent", "eval.samples",
     "harness.max_turns", "schedule.training_cells", "model.context", "sampling.max_tokens", "clickhouse.flush_ms",
@@ -35,6 +36,7 @@ _AT_LEAST_ZERO = (
 )  # fmt: skip
 _ONE_OF = {
     "cells.engine": ("native", "sglang", "scripted"),
+    "cells.engine_kv": ("none", "hicache"),
     "transfer.kind": KINDS,
     "runner.sandbox": ("bubblewrap", "none"),
     "runner.task_filter": ("none", "pass-rate"),
@@ -218,6 +220,12 @@ def _relations(config: Config) -> Iterator[Problem]:
             'and scores a probe on it; set cells.engine = "native", or kv.across_versions = "recompute"'
         )
         yield Problem(text, (("kv", "across_versions"), ("cells", "engine")))
+    if config.cells.engine_kv == "hicache" and config.cells.engine != "sglang":
+        text = (
+            f'cells.engine_kv is "hicache", which is of SGLang, but cells.engine is "{config.cells.engine}": '
+            'set cells.engine = "sglang", or leave engine_kv out (KV of the native engine moves by itself)'
+        )
+        yield Problem(text, (("cells", "engine_kv"), ("cells", "engine")))
     if config.cells.engine == "scripted" and not config.cells.script:
         text = 'cells.engine is "scripted" but cells.script is empty: name the TOML file with its answers'
         yield Problem(text, (("cells", "script"), ("cells", "engine")))

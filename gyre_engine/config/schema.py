@@ -74,6 +74,13 @@ class CellsConfig:
     count: int = opt(3, "K: number of cells; cell 0 is the core.")
     standalone: int = opt(0, "Engines beside the `count` cells that sample for ever: the standalone pool.")
     engine: str = opt("native", "native (torch on the CPU), sglang, or scripted (plays the answers in `script`).")
+    sglang_python: str = opt(
+        "", "For `sglang`: Python of an environment with SGLang for GPUs (tests/gpu/README.md); empty: SGLang on the CPU, as pinned here."
+    )
+    engine_kv: str = opt(
+        "none", "For `sglang`: how KV moves between its servers: none (it is computed again), or hicache (docs/kv.md; needs a GPU)."
+    )
+    engine_kv_mb: int = opt(4096, "For `hicache`: memory of the host for pages that can move, a rank of an engine.")
     script: str = opt("", "For `scripted`: a TOML file of answers, as docs/harnesses.md shows.")
     capacity: int = opt(64, "C_e: executions that one cell serves at once.")
     kv_tokens: int = opt(65536, "Tokens in the KV cache of one engine.")

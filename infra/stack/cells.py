@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from gyre_engine.config import Config
 from gyre_engine.events import Event
 from gyre_engine.events.cells import CellStarted, CellWanted, RoleChanged
 from gyre_engine.log import Follower
@@ -18,7 +17,7 @@ from gyre_engine.log.catching_up import catch_up
 from gyre_engine.sandbox import find_bwrap
 from gyre_engine.scheduling.cells import Fleet, observe
 from infra.sglang.launch import Launch as SGLangLaunch
-from infra.sglang.launch import sglang_on_cpu
+from infra.sglang.launch import MovingKv, sglang_on_cpu, sglang_on_gpu
 from infra.stack.launch import CellPlace, Launch
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
@@ -47,16 +46,16 @@ def cell_processes(launch: Launch, folder: StackFolder, place: CellPlace) -> lis
         f"{name}-trainer", target=f"{ENTRIES}:trainer", args=args, heavy=True, parent=TRAINERS, stage=ACTING, restart=PATIENT
     )
     return [
-        _engine(launch, place, args),
+        _engine(launch, folder, place, args),
         *([trainer] if place.position >= 0 else []),
         ProcessSpec(f"{name}-agent", target=f"{ENTRIES}:cell_agent", args=args, stage=ACTING, restart=PATIENT, ends=True),
     ]
 
 
-def _engine(launch: Launch, place: CellPlace, args: dict[str, object]) -> ProcessSpec:
+def _engine(launch: Launch, folder: StackFolder, place: CellPlace, args: dict[str, object]) -> ProcessSpec:
     config, name = launch.settings, f"{place.name}-engine"
     if config.cells.engine == "sglang":
-        command = _sglang(config, launch, place.engine_url)
+        command = _sglang(launch, folder, place)
         # SGLang starts processes of its own: in a namespace of pids they end with it, whatever ends it.
         apart = (find_bwrap(), "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid", "--die-with-parent")
         return ProcessSpec(name, argv=(*apart, *command.argv), env=command.env, stage=ACTING, restart=PATIENT)
@@ -66,12 +65,26 @@ def _engine(launch: Launch, place: CellPlace, args: dict[str, object]) -> Proces
     return ProcessSpec(name, target=target, args=args, heavy=True, parent=ENGINES, stage=ACTING, restart=PATIENT)
 
 
-def _sglang(config: Config, launch: Launch, url: str) -> SGLangLaunch:
-    at = urlsplit(url)
+def _sglang(launch: Launch, folder: StackFolder, place: CellPlace) -> SGLangLaunch:
+    cells, at, model, version = launch.settings.cells, urlsplit(place.engine_url), launch.model_path, str(launch.model_version)
+    host, port = at.hostname or "127.0.0.1", at.port or 0
+    if cells.sglang_python:
+        return sglang_on_gpu(
+            cells.sglang_python, model, version, host=host, port=port, environment=os.environ, kv_capacity=cells.kv_tokens,
+            max_batch=cells.capacity, kv=_moving(launch, folder, place) if cells.engine_kv == "hicache" else None,
+        )  # fmt: skip
     return sglang_on_cpu(
-        launch.model_path, str(launch.model_version), host=at.hostname or "127.0.0.1", port=at.port or 0,
-        environment=os.environ, kv_capacity=config.cells.kv_tokens, max_batch=config.cells.capacity,
-    )  # fmt: skip
+        model, version, host=host, port=port, environment=os.environ, kv_capacity=cells.kv_tokens, max_batch=cells.capacity
+    )
+
+
+def _moving(launch: Launch, folder: StackFolder, place: CellPlace) -> MovingKv:
+    folder.cell_key()  # there, before the engine looks for it
+    scratch = folder.scratch / launch.run / place.name / "kv"
+    config = launch.settings
+    return MovingKv(
+        str(scratch), config.cells.engine_kv_mb << 20, str(folder.cell_key_file), transfer=config.transfer.kind, host=launch.host
+    )
 
 
 @dataclass(slots=True)

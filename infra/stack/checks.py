@@ -13,12 +13,14 @@ from tokenizers import Tokenizer
 from consumers.scoring.loading import ScorerError, load_scorer
 from gyre_engine.config import SANDBOX, Config, ConfigError, DataSourceConfig, Problem
 from gyre_engine.config.limits import nearest
+from gyre_engine.config.schema import CellsConfig
 from gyre_engine.harbor import HarborError, check_environment
 from gyre_engine.sampling.script_file import ScriptUnreadable, read_script
 from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
 from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task, task_folders
 from gyre_engine.transfer.kinds import why_not
 from infra.sglang.launch import PYTHON as SGLANG
+from infra.sglang.launch import no_gpu
 from infra.stack import wiring
 from infra.stack.ports import free_ports
 from producers.runner.harnesses import HarnessError
@@ -150,8 +152,8 @@ def _task_error(folder: Path) -> str:
 
 
 def _engine(config: Config) -> Iterator[Problem]:
-    if config.cells.engine == "sglang" and not SGLANG.exists():
-        yield Problem('cells.engine is "sglang", which is not installed: `make install-sglang`', (("cells", "engine"),))
+    if config.cells.engine == "sglang":
+        yield from _sglang(config.cells)
     if config.cells.engine == "scripted" and os.access(tokenizer := Path(config.model.path, "tokenizer.json"), os.R_OK):
         try:
             read_script(config.cells.script, Tokenizer.from_file(str(tokenizer)))
@@ -172,6 +174,23 @@ def _addresses(config: Config) -> Iterator[Problem]:
                 f"{section}.host: nothing can be bound at {host!r} here: give an address of this host (`ip address` lists them)"
             )
             yield Problem(text, ((section, "host"),))
+
+
+def _sglang(cells: CellsConfig) -> Iterator[Problem]:
+    python, kv = cells.sglang_python, ("cells", "engine_kv")
+    if not python and not SGLANG.exists():
+        yield Problem('cells.engine is "sglang", which is not installed: `make install-sglang`', (("cells", "engine"),))
+    if python and not os.access(python, os.X_OK):
+        yield Problem(f"cells.sglang_python: {python} is no program that can be run", (("cells", "sglang_python"),))
+    if not (python or cells.engine_kv == "hicache"):
+        return
+    if missing := no_gpu():
+        at = kv if cells.engine_kv == "hicache" else ("cells", "sglang_python")
+        text = f"{'.'.join(map(str, at))} needs a GPU: HiCache and SGLang for GPUs call CUDA's runtime, and {missing}"
+        yield Problem(f"{text}. On a CPU leave out both keys: SGLang's KV is computed again there", (at,))
+    elif not python:
+        text = 'cells.engine_kv is "hicache", but cells.sglang_python is empty: SGLang on the CPU has no HiCache'
+        yield Problem(text, (kv, ("cells", "sglang_python")))
 
 
 def _transfer(config: Config) -> Iterator[Problem]:

@@ -42,7 +42,7 @@ class GyreHiCache(HiCacheStorage):  # type: ignore[misc]
             )
         self._rank = rank_name(storage_config)
         self._store = PageStore(int(extra["capacity"]), str(extra["version"]))
-        secret = Path(extra["secret_file"]).read_bytes() if extra.get("secret_file") else None
+        secret = Path(extra["secret_file"]).read_bytes().strip() if extra.get("secret_file") else None
         self._transfer = open_transfer(str(extra.get("transfer", "tcp")), str(extra.get("host", "127.0.0.1")), secret=secret)
         self._limits = DeskLimits(**extra.get("limits", {}))
         self._desk: PageDesk | None = None

@@ -36,6 +36,8 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ("[batch]\ngroups = 0\n", "batch.groups must be at least 1, got 0"),
         ("[batch]\ngroups = true\n", "batch.groups must be int"),
         ('[cells]\nengine = "vllm"\n', "cells.engine must be one of native, sglang, scripted; got 'vllm'"),
+        ('[cells]\nengine_kv = "hicache"\n', 'set cells.engine = "sglang"'),
+        ('[cells]\nengine_kv = "mooncake"\n', "cells.engine_kv must be one of none, hicache; got 'mooncake'"),
         ("[batch]\ngroup_size = 1\n", "no group could train"),
         ('[harness]\nname = "command"\n', "harness.command is empty"),
         ('[[data]]\npath = "x"\nsplit = "dev"\n', "data.split must be train, val or test; got 'dev'"),

@@ -134,6 +134,31 @@ def test_an_engine_that_is_not_installed_is_told(experiment: Path, tmp_path: Pat
     assert "make install-sglang" in line
 
 
+def test_kv_that_moves_through_hicache_is_refused_without_a_gpu(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is made to be missing, where it is not."""
+    monkeypatch.setattr(checks, "no_gpu", lambda: "NVIDIA's driver is not on this machine")
+    python = f'engine = "sglang"\nsglang_python = "{sys.executable}"\n'
+    experiment.write_text(experiment.read_text() + f'[cells]\n{python}engine_kv = "hicache"\n')
+    [line] = problems(experiment)
+    assert "line 10: cells.engine_kv needs a GPU: HiCache" in line
+    assert "CUDA's runtime, and NVIDIA's driver is not on this machine. On a CPU leave out" in line
+
+
+def test_hicache_needs_sglang_for_gpus(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "no_gpu", lambda: "")
+    monkeypatch.setattr(checks, "SGLANG", Path(sys.executable))
+    cells = '[cells]\nengine = "sglang"\nengine_kv = "hicache"\n'
+    before = experiment.read_text()
+    experiment.write_text(before + cells)
+    [line] = problems(experiment)
+    assert "line 9: cells.engine_kv" in line and "cells.sglang_python is empty" in line
+    experiment.write_text(before + cells + f'sglang_python = "{tmp_path / "none"}"\n')
+    [line] = problems(experiment)
+    assert "line 10: cells.sglang_python" in line and "no program that can be run" in line
+    experiment.write_text(before + cells + f'sglang_python = "{sys.executable}"\n')
+    check_before_start(load_config(experiment))
+
+
 def test_a_transfer_that_this_machine_cannot_have_is_told_with_what_it_lacks(
     experiment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
