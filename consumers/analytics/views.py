@@ -112,7 +112,7 @@ UTILISATION = View(
     "the share of its time that each cell spent in each role",
     """
 SELECT run, cell, role, sum(seconds) AS in_role, in_role / nullIf(sum(in_role) OVER (PARTITION BY run, cell), 0) AS share
-FROM role_timeline GROUP BY run, cell, role ORDER BY run, cell, role""",
+FROM role_timeline WHERE role != 'left' GROUP BY run, cell, role ORDER BY run, cell, role""",
 )
 
 SAMPLING_TRAINING_OVERLAP = View(

@@ -153,7 +153,7 @@ def drain_cell(log: KafkaLog, cell: str, wait: bool) -> None:
     log.append_all([LeaveWanted(cell=cell, by="gyre cells drain")])
     if wait:
         limit = LifeLimits().sealing + 60.0
-        _until(log, lambda now: now.cells[cell].role is CellRole.LEFT, f"{cell} to leave", limit)
+        _until(log, lambda now: cell in now.cells and now.cells[cell].role is CellRole.LEFT, f"{cell} to leave", limit)
 
 
 def _until(log: KafkaLog, done: Callable[[Fleet], bool], what: str, limit_s: float) -> None:

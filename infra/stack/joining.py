@@ -21,6 +21,7 @@ from gyre_engine.config import Config, config_from_json
 from gyre_engine.events.cells import CellStarted, LeaveWanted
 from gyre_engine.events.log import RunEnded
 from gyre_engine.events.training import Published
+from gyre_engine.log import Follower
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.names import RUNS
 from gyre_engine.log.runs import RunInfo, find_run
@@ -55,7 +56,7 @@ class CannotJoin(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class JoinSettings:
-    """name: of the cell; host: this host's address, which the run's hosts reach; other_hardware: results may differ in the last bits."""
+    """name: of the cell; host: this host's address, as the run's hosts reach it; other_hardware: the last bits may differ."""
 
     run: str
     name: str
@@ -136,6 +137,8 @@ class Joining:
     told_to_stop: threading.Event = field(default_factory=threading.Event)
     run: str = ""
     _asked_at: float = 0.0
+    _runs: Follower | None = None
+    _ended: RunEnded | None = None
 
     def start(self) -> None:
         """Everything up to the cell's first word on the log. Raises CannotJoin, NotReady, ProcessGaveUp and the log's errors."""
@@ -146,6 +149,7 @@ class Joining:
         finally:
             first.close()
         log = self.log = KafkaLog(settings.kafka, self.run)
+        self._runs = log.follow((RUNS,), from_end=True)
         standing = Standing.read(log, self.run)
         standing.require_open(settings)
         standing.require_reachable(settings.host)
@@ -213,7 +217,7 @@ class Joining:
         limit, follower = LifeLimits().starting, log.follow(("cells",))
         until = time.monotonic() + limit
         try:
-            while time.monotonic() < until and not self.told_to_stop.is_set():
+            while time.monotonic() < until and not self.told_to_stop.is_set() and not self._is_over(0.0):
                 self.supervisor.wait(0.0)
                 for record in follower.poll(0.5):
                     if isinstance(record.event, CellStarted) and record.event.cell == self.settings.name:
@@ -221,26 +225,29 @@ class Joining:
                         return
         finally:
             follower.close()
-        if not self.told_to_stop.is_set():
+        if not self.told_to_stop.is_set() and not self._ended:
             raise CannotJoin(f"{self.settings.name} was not up within {limit:.0f} s; its logs are in {self.folder.logs}")
 
     def follow(self) -> str:
         """Until the cell has left or the run is over; how it ended, in words. Raises ProcessGaveUp."""
-        assert self.supervisor is not None and self.log is not None
-        runs = self.log.follow((RUNS,), from_end=True)
-        try:
-            while not (over := self.supervisor.wait(0.0)):
-                for record in runs.poll(0.5):
-                    if isinstance(record.event, RunEnded) and record.event.run == self.run:
-                        return f"{self.run} is over: {record.event.outcome}"
-                end_those_that_left(self.supervisor)
-                if has_left(self.supervisor, self.settings.name):
-                    return f"{self.settings.name} has left {self.run}"
-                if self.told_to_stop.is_set():
-                    self._ask_to_leave()
-            return f"{self.settings.name} ended" if over else ""
-        finally:
-            runs.close()
+        assert self.supervisor is not None
+        while not self._is_over(0.5):
+            self.supervisor.wait(0.0)
+            end_those_that_left(self.supervisor)
+            if has_left(self.supervisor, self.settings.name):
+                return f"{self.settings.name} has left {self.run}"
+            if self.told_to_stop.is_set():
+                self._ask_to_leave()
+        assert self._ended is not None
+        return f"{self.run} is over: {self._ended.outcome}"
+
+    def _is_over(self, wait: float) -> bool:
+        """Whether the run has ended, by its own word."""
+        assert self._runs is not None
+        for record in () if self._ended else self._runs.poll(wait):
+            if isinstance(record.event, RunEnded) and record.event.run == self.run:
+                self._ended = record.event
+        return self._ended is not None
 
     def _ask_to_leave(self) -> None:
         """Once; the scheduler then lets the cell go. Raises CannotJoin where nobody does within the limit."""
@@ -258,6 +265,8 @@ class Joining:
 
     def stop(self) -> None:
         """End what runs here."""
+        if self._runs is not None:
+            self._runs.close()
         if self.log is not None:
             self.log.close()
         if self.supervisor is not None:

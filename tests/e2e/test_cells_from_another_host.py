@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -36,11 +38,18 @@ class Far:
         self.program, self.host, self.bootstrap = Gyre(folder), host, bootstrap
         shutil.copy(key, folder / "key")
 
-    def start(self, name: str) -> subprocess.Popen[str]:
+    def cell(self, name: str) -> AbstractContextManager[subprocess.Popen[str]]:
         command = self.program.command(
             "cell", "start", "--bootstrap", self.bootstrap, "--host", self.host.address, "--key", "key", "--name", name
         )
-        return self.host.start(*command, cwd=self.program.folder, env=self.program.environment)
+        return self.host.started(*command, cwd=self.program.folder, env=self.program.environment)
+
+
+def serves(events: list[dict[str, object]], cell: str) -> bool:
+    """Whether it has sampled, with weights that came while it was there."""
+    own = [event for event in events if event.get("cell") == cell]
+    sampled = any(event["type"] == "cell-health" and event["generated_tokens"] for event in own)
+    return sampled and any(event["type"] == "weights-loaded" for event in own)
 
 
 @pytest.mark.skipif(bool(impossible()), reason=impossible() or "possible")
@@ -48,34 +57,43 @@ def test_a_cell_comes_from_another_host_leaves_and_another_stays_to_the_end(tmp_
     here = Gyre(tmp_path / "here")
     here.folder.mkdir()
     with two_hosts() as (one, other):
-        given = settings(f"cells.host='{one.address}'", f"kafka.host='{one.address}'", "cells.count=1", "run.steps=10")
+        given = settings(f"cells.host='{one.address}'", f"kafka.host='{one.address}'", "cells.count=1", "run.steps=1000")
         command = here.command("run", str(write_experiment(here.folder)), *given)
-        running = one.start(*command, cwd=here.folder, env=here.environment)
-        until((here.folder / ".gyre" / "launch.json").exists, running)
-        bootstrap = json.loads((here.folder / ".gyre" / "launch.json").read_text())["bootstrap_servers"]
-        key = here.folder / ".gyre" / "cell-key"
 
-        wrong = Far(tmp_path / "wrong", other, bootstrap, key)
-        (wrong.program.folder / "key").write_text("f" * 64)
-        refused = wrong.start("stranger")
-        assert "is --key the run's cell-key" in refused.communicate(timeout=120)[0]
-        assert refused.returncode == 1
+        def ask(*words: str) -> str:
+            return one.run(*here.command(*words), cwd=here.folder, env=here.environment)
 
-        far = Far(tmp_path / "far", other, bootstrap, key)
-        guest = far.start("guest")
-        until(lambda: "guest" in one.run(*here.command("cells", "list"), cwd=here.folder, env=here.environment), guest)
-        assert "guest has left" in one.run(*here.command("cells", "drain", "guest"), cwd=here.folder, env=here.environment)
-        said = guest.communicate(timeout=60)[0]
-        assert (guest.returncode, "guest has left" in said) == (0, True), said
+        def cells() -> list[dict[str, object]]:
+            return [json.loads(line) for line in ask("tail", "cells").splitlines()]
 
-        stays = far.start("stays")
-        said, ended = stays.communicate(timeout=600)[0], running.communicate(timeout=120)[0]
-        assert running.returncode == 0, ended
-        assert (stays.returncode, "is over: completed" in said) == (0, True), said
-    cells = here.tail("cells")
-    assert [e["role"] for e in cells if e["type"] == "role-changed" and e["cell"] == "guest"][-1] == "left"
-    assert {"stays"} <= {e["cell"] for e in cells if e["type"] == "weights-loaded"}
+        with one.started(*command, cwd=here.folder, env=here.environment) as running:
+            until((here.folder / ".gyre" / "launch.json").exists, running)
+            bootstrap = json.loads((here.folder / ".gyre" / "launch.json").read_text())["bootstrap_servers"]
+            key = here.folder / ".gyre" / "cell-key"
+
+            wrong = Far(tmp_path / "wrong", other, bootstrap, key)
+            (wrong.program.folder / "key").write_text("f" * 64)
+            with wrong.cell("stranger") as refused:
+                assert "is --key the run's cell-key" in refused.communicate(timeout=120)[0]
+                assert refused.returncode == 1
+
+            far = Far(tmp_path / "far", other, bootstrap, key)
+            with far.cell("guest") as guest:
+                until(lambda: "guest" in ask("cells", "list"), guest)
+                assert "guest has left" in ask("cells", "drain", "guest")
+                said = guest.communicate(timeout=60)[0]
+                assert (guest.returncode, "guest has left" in said) == (0, True), said
+
+            with far.cell("stays") as stays:
+                until(lambda: serves(cells(), "stays"), stays)
+                assert "cell-3: up" in ask("cells", "add")
+                running.send_signal(signal.SIGINT)
+                assert "gyre run --resume" in running.communicate(timeout=60)[0]
+                said = stays.communicate(timeout=60)[0]
+                assert (stays.returncode, "is over: stopped" in said) == (0, True), said
+    roles = [e["role"] for e in here.tail("cells") if e["type"] == "role-changed" and e["cell"] == "guest"]
+    assert roles[-1] == "left"
     calls = [e for e in here.tail("model-calls") if e["type"] == "model-call"]
     assert {"cell-0", "stays"} <= {str(span["cell"]) for e in calls for span in e["weight_spans"]}  # type: ignore[attr-defined]
-    assert "10 steps verified" in here("replay", "latest", "--verify")
+    assert "steps verified" in here("replay", "latest", "--verify")
     assert left_over(tmp_path) == []

@@ -26,8 +26,10 @@ class Host:
         """A command that runs on this host."""
         return ["nsenter", "-t", str(self.pid), "--user", "--net", "--preserve-credentials", "--", *argv]
 
-    def start(self, *argv: str, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+    @contextmanager
+    def started(self, *argv: str, cwd: Path, env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+        """A program on this host, that ends with the block."""
+        with subprocess.Popen(
             self.inside(*argv),
             cwd=cwd,
             env=env,
@@ -35,7 +37,11 @@ class Host:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def run(self, *argv: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
         done = subprocess.run(self.inside(*argv), cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)

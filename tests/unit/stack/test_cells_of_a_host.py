@@ -1,5 +1,6 @@
 """Cells that a host starts later and lets go: who is asked for runs once, who has left stays away, also when a run is resumed."""
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,6 +103,18 @@ def test_a_drain_is_refused_where_it_cannot_be() -> None:
             drain_cell(log, cell, wait=False)  # type: ignore[arg-type]
     drain_cell(log, "cell-1", wait=False)  # type: ignore[arg-type]
     assert [r.event for r in log.read("cells")][-1] == LeaveWanted(cell="cell-1", by="gyre cells drain")
+
+
+def test_a_drain_waits_until_the_cell_has_left() -> None:
+    log = MemoryLog(run="r")
+    log.append_all([started("cell-0", 0), started("cell-1", 1)])
+    waiting = threading.Thread(target=drain_cell, args=(log, "cell-1", True))
+    waiting.start()
+    while not any(isinstance(record.event, LeaveWanted) for record in log.read("cells")):
+        assert waiting.is_alive()
+    log.append_all([left("cell-1")])
+    waiting.join(20)
+    assert not waiting.is_alive()
 
 
 def standing(*events: CellStarted | RoleChanged, ended: RunEnded | None = None, **pinned: object) -> Standing:
