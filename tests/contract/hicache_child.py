@@ -127,6 +127,8 @@ def main() -> None:
                 answer = interface(cell.backend)
             elif do == "refused":
                 answer = {"refused": refused(cell, **body)}
+            elif do == "refused_mla":
+                answer = {"refused": refused_mla()}
             elif do == "close":
                 answer = cell.backend.close() or {}
             else:
@@ -135,6 +137,20 @@ def main() -> None:
             answer = {"error": repr(error)}
         said.write(json.dumps(answer) + "\n")
         said.flush()
+
+
+def refused_mla() -> str:
+    """What the backend says of an MLA model over two ranks: the second would never have a page."""
+    named = {"backend_name": "gyre", "module_path": "gyre_engine.sampling.hicache.storage", "class_name": "GyreHiCache"}
+    config = HiCacheStorageConfig(
+        tp_rank=1, tp_size=2, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=True, enable_storage_metrics=False,
+        is_page_first_layout=True, model_name="tiny", extra_config=named,
+    )  # fmt: skip
+    try:
+        StorageBackendFactory.create_backend("dynamic", config, None)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def refused(cell: Cell, pool: str) -> str:

@@ -182,6 +182,7 @@ def test_a_model_that_keeps_more_than_kv_is_refused(children: tuple[Child, Child
     with backends(children) as (child, _):
         assert child.ask("refused", pool="kv")["refused"] == ""
         assert "mamba" in child.ask("refused", pool="mamba")["refused"]
+        assert "MLA" in child.ask("refused_mla")["refused"]
 
 
 def test_a_source_that_was_killed_is_a_miss_within_the_limit(children: tuple[Child, Child], tmp_path: Path) -> None:

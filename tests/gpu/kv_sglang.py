@@ -143,7 +143,7 @@ async def measured(source: SGLangEngine, target: SGLangEngine, folder: Path) -> 
     checks = {
         "same tokens as the uninterrupted run": ids == whole.output_ids,
         "same log-probabilities (2e-3)": worst < 2e-3,
-        "all whole pages were exported": ticket.tokens == computed - computed % PAGE_TOKENS,
+        "all but the last page were exported": 0 <= computed - ticket.tokens < 2 * PAGE_TOKENS,
         "all of them were taken": taken == ticket.tokens,
         "the destination computed no page again": rest.cached_tokens >= ticket.tokens,
         "new weights leave nothing cached": cold.cached_tokens == 0 and unhelped.cached_tokens == 0,
