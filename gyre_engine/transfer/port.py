@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,9 +12,9 @@ from numpy.typing import NDArray
 
 from gyre_engine.events.codec import CodecError, pack, unpack
 
-DIGEST_BYTES = 32
+ALGORITHM, DIGEST_BYTES = "xxh64", 8
+"""What chunks are hashed with (`digests`)."""
 LARGEST_CHUNK = 1 << 30
-_HASHED_ALONE = 16 << 20
 
 
 class TransferError(RuntimeError):
@@ -83,7 +80,8 @@ class Descriptor:
     key_id:        bytes[16], names the registration
     capability:    bytes[32] that opens it; empty where owner and readers share a secret, from which it follows
     nbytes, chunk: size of the region and of the parts it is verified in
-    digest:        SHA-256 over the chunks' SHA-256, of the bytes at registration; empty for memory that still changes
+    digest:        hash over the chunks' hashes, of the bytes at registration; empty for memory that still changes
+    algorithm:     of these hashes
     """
 
     host: str
@@ -93,11 +91,14 @@ class Descriptor:
     nbytes: int
     chunk: int
     digest: bytes
+    algorithm: str = ALGORITHM
 
     def __post_init__(self) -> None:
         for name, fits in _FIELDS.items():
             if not fits(getattr(self, name)):
-                raise BadDescriptor(f"a transfer descriptor cannot have {name} {getattr(self, name)!r:.80}")
+                raise BadDescriptor(
+                    f"a transfer descriptor cannot have {name} {getattr(self, name)!r:.80}{_REMEDIES.get(name, '')}"
+                )
 
     @property
     def chunks(self) -> int:
@@ -139,6 +140,7 @@ def _bytes(*lengths: int) -> Any:
 
 
 _FIELDS: dict[str, Any] = {
+    "algorithm": lambda value: value == ALGORITHM,  # first: what follows depends on it
     "host": lambda value: type(value) is str and 0 < len(value) < 256,
     "port": _whole(1, 65535),
     "key_id": _bytes(16),
@@ -147,6 +149,7 @@ _FIELDS: dict[str, Any] = {
     "chunk": _whole(1, LARGEST_CHUNK),
     "digest": _bytes(0, DIGEST_BYTES),
 }
+_REMEDIES = {"algorithm": f": this Gyre verifies with {ALGORITHM} alone; run the same version at both ends"}
 
 
 @dataclass(slots=True, eq=False)
@@ -196,21 +199,3 @@ class Transfer(Protocol):
 
     def close(self) -> None:
         """Stop serving; every registration ends."""
-
-
-def chunk_digests(view: memoryview, chunk: int) -> list[bytes]:
-    """SHA-256 of each chunk, in order; several at once where there is much."""
-
-    def digest(start: int) -> bytes:
-        return hashlib.sha256(view[start : start + chunk]).digest()
-
-    starts = range(0, len(view), chunk)
-    if len(view) < _HASHED_ALONE:
-        return [digest(start) for start in starts]
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1), "digest") as threads:
-        return list(threads.map(digest, starts))
-
-
-def root_digest(digests: Sequence[bytes]) -> bytes:
-    """A descriptor's digest from those of its chunks."""
-    return hashlib.sha256(b"".join(digests)).digest()

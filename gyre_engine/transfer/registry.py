@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre_engine.transfer.port import Descriptor, Region, TransferError, chunk_digests, root_digest
+from gyre_engine.transfer.digests import chunk_digests, root_digest
+from gyre_engine.transfer.port import Descriptor, Region, TransferError
 from gyre_engine.transfer.wire import HEADER, OK, REFUSED, REQUEST, Deadline, receive
 
 STALLED_READER_SECONDS = 30.0

@@ -1,7 +1,7 @@
 """Transfer over TCP: threads that serve registered memory, and reads over several connections that verify what arrives.
 
 Neither end copies a byte in this program: the owner's kernel reads registered memory, the reader's writes into the target. Chunks are
-hashed in the thread of their connection (hashlib lets others run meanwhile).
+hashed in the thread of their connection.
 
 promises  a reader with the wrong key gets no byte; a lost owner raises within the timeout; a chunk that is not what was
           registered raises, one that was verified is not read again; after `unregister` returned, the memory is not touched again
@@ -9,15 +9,14 @@ promises  a reader with the wrong key gets no byte; a lost owner raises within t
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from gyre_engine.transfer.port import DIGEST_BYTES, Descriptor, IntegrityError, Progress, Region, root_digest
+from gyre_engine.transfer.digests import checked_digests, digest_of, verify
+from gyre_engine.transfer.port import DIGEST_BYTES, Descriptor, Progress, Region
 from gyre_engine.transfer.registry import STALLED_READER_SECONDS, Keys, Registration, Registry, hang_up
 from gyre_engine.transfer.wire import (
     ASK,
@@ -163,14 +162,8 @@ class _Reading:
             part = self._into[start : start + self._source.chunk]
             digest = self._digests[index] if self._digests else receive(connection, DIGEST_BYTES, self._deadline)
             receive_into(connection, part, self._deadline)
-            verify(part, digest, start, self._deadline)
+            verify(part, digest, start, self._deadline.peer)
             self._progress.verified(index, len(part))
-
-
-def verify(part: memoryview, digest: bytes, start: int, deadline: Deadline) -> None:
-    """Raises IntegrityError where a chunk is not what its digest says."""
-    if not hmac.compare_digest(hashlib.sha256(part).digest(), digest):
-        raise IntegrityError(f"{deadline.peer}: bytes from {start} on are not what was registered")
 
 
 def _runs(chunks: Iterable[int], longest: int) -> Iterable[Run]:
@@ -189,15 +182,7 @@ def _digests(connection: socket.socket, source: Descriptor, deadline: Deadline) 
     """The digests of all chunks; together they are what the descriptor says. Raises IntegrityError."""
     send(connection, ASK.pack(DIGESTS, 0, source.chunks), deadline)
     expect(connection, source, deadline)
-    return checked_digests(receive(connection, source.chunks * DIGEST_BYTES, deadline), source, deadline)
-
-
-def checked_digests(data: bytes, source: Descriptor, deadline: Deadline) -> list[bytes]:
-    """Digests of chunks, in order, known to be the descriptor's unless its memory changes. Raises IntegrityError."""
-    digests = [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
-    if source.digest and not hmac.compare_digest(root_digest(digests), source.digest):
-        raise IntegrityError(f"{deadline.peer} serves other bytes than its descriptor was made for")
-    return digests
+    return checked_digests(receive(connection, source.chunks * DIGEST_BYTES, deadline), source, deadline.peer)
 
 
 def _serve(connection: socket.socket, registration: Registration) -> None:
@@ -225,5 +210,5 @@ def _send(connection: socket.socket, registration: Registration, first: int, cou
         return
     for start in range(0, len(view), chunk):
         part = view[start : start + chunk]
-        connection.sendall(hashlib.sha256(part).digest())
+        connection.sendall(digest_of(part))
         connection.sendall(part)

@@ -1,10 +1,10 @@
 """Transfer over RDMA cards: reliable queue pairs and RDMA READ, so that the owner's processor does nothing for a read.
 
 After the request that `wire` describes
-owner     status(1), the address of its queue pair and its memory (`cards.Address`), the SHA-256(32) of each chunk
+owner     status(1), the address of its queue pair and its memory (`cards.Address`), the hash(8) of each chunk
 reader    the address of its queue pair
 owner     status(1) once its pair is connected; it holds the pair until the reader hangs up, the lease ends or it closes
-SHA-256 is the one of registration, or of this moment for memory that changes.
+The hash is the one of registration, or of this moment for memory that changes.
 
 promises  no queue pair is made before the capability was checked; a dead peer raises within the timeout; a chunk that is not what was
           registered raises, one that was verified is not read again; after `unregister` returned, the memory is not read any more
@@ -21,15 +21,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from gyre_engine.transfer.cards import OUTSTANDING, Address, Card, Pair, constants
-from gyre_engine.transfer.port import DIGEST_BYTES, Descriptor, PeerLost, Progress, Region, chunk_digests
+from gyre_engine.transfer.digests import checked_digests, chunk_digests, verify
+from gyre_engine.transfer.port import DIGEST_BYTES, Descriptor, PeerLost, Progress, Region
 from gyre_engine.transfer.registry import STALLED_READER_SECONDS, Keys, Registration, Registry
-from gyre_engine.transfer.tcp import STREAMS, checked_digests, verify
+from gyre_engine.transfer.tcp import STREAMS
 from gyre_engine.transfer.wire import CHUNK_BYTES, OK, REFUSED, VERBS, Deadline, expect, knock, receive, send
 
 MESSAGE_BYTES = 1 << 20
 """Longest single read; Soft-RoCE takes 8 MiB at most."""
-LOOK_SECONDS = 0.0002
-"""Between looks at an empty completion queue: OUTSTANDING messages keep any card busy for longer."""
+LOOK_SECONDS = 0.0002, 0.02
+"""Between looks at an empty completion queue, least and most: OUTSTANDING messages keep any card busy for longer than the least."""
+OWN_SHARE, OWN_BYTES = 1 / 8, 8 << 20
+"""Of its time, and at once, that the thread which keeps the card busy gives to verifying; what is more, others do."""
 PEER_SECONDS = 0.05
 """Between looks at whether the peer still holds its end."""
 
@@ -77,7 +80,7 @@ class VerbsTransfer:
             expect(connection, source, deadline)
             peer = Address.from_bytes(receive(connection, Address.SIZE, deadline))
             told = receive(connection, source.chunks * DIGEST_BYTES, deadline)
-            digests = checked_digests(told, source, deadline)
+            digests = checked_digests(told, source, deadline.peer)
             send(connection, pair.address().to_bytes(), deadline)
             pair.connect(peer)
             expect(connection, source, deadline)
@@ -123,14 +126,17 @@ class VerbsTransfer:
 
 
 class _Reading:
-    """One read: the card fetches messages, threads verify the chunks that are complete."""
+    """One read: the card fetches messages; this thread keeps it busy and verifies what is complete, others the rest."""
 
     def __init__(self, source: Descriptor, into: Region, digests: list[bytes], progress: Progress, deadline: Deadline) -> None:
         self._source, self._into, self._view = source, into, into.view()
         self._digests, self._progress, self._deadline = digests, progress, deadline
         self._left = deque(self._messages(progress.begin(source)))
         self._flying: deque[tuple[int, bool]] = deque()
-        self._hashing: deque[Future[None]] = deque()
+        self._whole: list[int] = []
+        self._verifying: deque[Future[None]] = deque()
+        self._came, self._looked, self._spent = 0, 0.0, 0.0
+        self._began = time.monotonic()
 
     def over(self, pair: Pair, peer: Address, card: Card, connection: socket.socket) -> None:
         """Read; on return neither the card nor a thread touches the target. Raises PeerLost or IntegrityError."""
@@ -138,9 +144,13 @@ class _Reading:
         try:
             with ThreadPoolExecutor(STREAMS, "verify") as threads:
                 while self._left or self._flying:
-                    self._post(pair, memory, peer)
-                    self._complete(pair, threads, connection)
-                self._settle(0)
+                    posted = self._post(pair, memory, peer)
+                    if not self._take(pair) and not posted:
+                        time.sleep(self._pause())
+                    self._check(threads)
+                    self._look_at(connection)
+                for verified in self._verifying:
+                    verified.result()
         finally:
             pair.close()
             if memory:
@@ -153,31 +163,56 @@ class _Reading:
             for offset in range(start, end, MESSAGE_BYTES):
                 yield index, offset, min(MESSAGE_BYTES, end - offset), offset + MESSAGE_BYTES >= end
 
-    def _post(self, pair: Pair, memory: Any, peer: Address) -> None:
-        while self._left and len(self._flying) < OUTSTANDING:
-            index, offset, nbytes, last = self._left.popleft()
-            pair.post_read(index, memory, self._into.address + offset, peer, offset, nbytes)
-            self._flying.append((index, last))
+    def _post(self, pair: Pair, memory: Any, peer: Address) -> bool:
+        """Ask for the next message, where there is room for it: Soft-RoCE moves it before this returns."""
+        if not self._left or len(self._flying) == OUTSTANDING:
+            return False
+        index, offset, nbytes, last = self._left.popleft()
+        pair.post_read(index, memory, self._into.address + offset, peer, offset, nbytes)
+        self._flying.append((index, last))
+        return True
 
-    def _complete(self, pair: Pair, threads: ThreadPoolExecutor, connection: socket.socket) -> None:
-        """Take what the card has done, in the order in which it was asked for; wait where there is nothing."""
-        look = 0.0
-        while not (count_and_done := pair.completions.poll(OUTSTANDING))[0]:
-            if time.monotonic() > look:
-                self._deadline.left()
-                self._look_at(connection)
-                look = time.monotonic() + PEER_SECONDS
-            time.sleep(LOOK_SECONDS)
-        for done in count_and_done[1]:
+    def _take(self, pair: Pair) -> bool:
+        """What the card has done, in the order in which it was asked for; whether that is anything."""
+        count, done = pair.completions.poll(OUTSTANDING)
+        for completion in done:
             index, last = self._flying.popleft()
-            if done.status != constants().IBV_WC_SUCCESS:
-                raise PeerLost(f"{self._deadline.peer} was lost: reading chunk {index} ended with verbs status {done.status}")
+            if completion.status != constants().IBV_WC_SUCCESS:
+                raise PeerLost(
+                    f"{self._deadline.peer} was lost: reading chunk {index} ended with verbs status {completion.status}"
+                )
             if last:
-                self._hashing.append(threads.submit(self._verify, index))
-        self._settle(OUTSTANDING)
+                self._whole.append(index)
+        self._came += count
+        return bool(count)
+
+    def _pause(self) -> float:
+        """Seconds until a quarter of what flies may have come, as fast as it came so far: looking in vain costs whoever could use the
+        processor, a card in software for one."""
+        a_message = (time.monotonic() - self._began) / max(1, self._came)
+        least, most = LOOK_SECONDS
+        return min(most, max(least, a_message * len(self._flying) / 4))
+
+    def _check(self, threads: ThreadPoolExecutor) -> None:
+        """Verify what is complete, or have it verified: with slow cards no thread needs to wait for another. Raises IntegrityError."""
+        while self._verifying and self._verifying[0].done():
+            self._verifying.popleft().result()
+        if not self._whole:
+            return
+        complete, self._whole = self._whole, []
+        now = time.monotonic()
+        if self._spent > OWN_SHARE * (now - self._began) or len(complete) * self._source.chunk > OWN_BYTES:
+            self._verifying.append(threads.submit(self._verify, complete))
+        else:
+            self._verify(complete)
+            self._spent += time.monotonic() - now
 
     def _look_at(self, connection: socket.socket) -> None:
-        """Raises PeerLost where the owner has hung up."""
+        """Once a while: raises PeerLost where time is over or the owner has hung up."""
+        if not self._flying or time.monotonic() < self._looked + PEER_SECONDS:
+            return
+        self._deadline.left()
+        self._looked = time.monotonic()
         connection.setblocking(False)
         try:
             if not connection.recv(1, socket.MSG_PEEK):
@@ -187,13 +222,9 @@ class _Reading:
         except OSError as error:
             raise PeerLost(f"{self._deadline.peer} was lost: {error}") from error
 
-    def _verify(self, index: int) -> None:
-        start = index * self._source.chunk
-        part = self._view[start : start + self._source.chunk]
-        verify(part, self._digests[index], start, self._deadline)
-        self._progress.verified(index, len(part))
-
-    def _settle(self, most: int) -> None:
-        """Wait until at most `most` chunks are unverified, and for those that are done already. Raises IntegrityError."""
-        while self._hashing and (len(self._hashing) > most or self._hashing[0].done()):
-            self._hashing.popleft().result()
+    def _verify(self, chunks: list[int]) -> None:
+        for index in chunks:
+            start = index * self._source.chunk
+            part = self._view[start : start + self._source.chunk]
+            verify(part, self._digests[index], start, self._deadline.peer)
+            self._progress.verified(index, len(part))

@@ -6,7 +6,7 @@ answer    status(1); where it is not OK, that is all; else nbytes(8) chunk(8) ch
 
 Then over TCP any number of
 ask       what(1) first(8) count(8): digests or chunks from number `first` on
-answer    status(1), then the digests(32 each), or the chunks' bytes, each after its digest where memory changes
+answer    status(1), then the digests(8 each), or the chunks' bytes, each after its digest where memory changes
 and over verbs the exchange of cards (`verbs`).
 Integers are unsigned, big-endian.
 """
@@ -23,7 +23,7 @@ from gyre_engine.transfer.port import Descriptor, IntegrityError, PeerLost, Wron
 REQUEST = struct.Struct(">4s16s32s")
 HEADER = struct.Struct(">QQ?")
 ASK = struct.Struct(">cQQ")
-TCP, VERBS = b"gyT2", b"gyV1"
+TCP, VERBS = b"gyT3", b"gyV2"
 DIGESTS, CHUNKS = b"d", b"c"
 OK, REFUSED = b"\x00", b"\x01"
 CHUNK_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from pathlib import Path
 MIRRORS = ("http://deb.debian.org/debian", "http://deb.debian.org/debian-security")
 SUITES = ((MIRRORS[1], "bookworm-security"), (MIRRORS[0], "bookworm"), (MIRRORS[0], "bookworm-updates"))
 ROOTS = ("linux-image-amd64", "busybox-static", "iproute2", "ibverbs-providers", "ibverbs-utils", "perftest", "python3-pyverbs",
-         "python3-numpy", "python3-msgpack", "python3-pytest", "qemu-system-x86")  # fmt: skip
+         "python3-numpy", "python3-msgpack", "python3-pytest", "python3-xxhash", "qemu-system-x86")  # fmt: skip
 UNUSED = {"adduser", "debconf", "debconf-2.0", "dpkg", "initramfs-tools", "install-info", "init-system-helpers", "kmod", "linux-base",
           "linux-initramfs-tool", "lsb-base", "media-types", "perl", "perl-base", "tzdata"}  # fmt: skip
 """What is only needed to install packages, not to unpack and run them."""

@@ -1,7 +1,7 @@
 """How fast reads through the Transfer port are. The last line is one JSON object. SIZE=bytes (default 1 GB), PAIRS=n (default 7).
 
 tcp_to_socket       tcp against a plain-socket copy loop, between two processes on loopback: both fill the same target and check
-                    the same SHA-256 a chunk; median over pairs that alternate in one run
+                    the same hash a chunk (XXH64); median over pairs that alternate in one run
 verbs_to_perftest   verbs, verified, against ib_read_bw with messages of the same size in the same VM; null where there is no VM
 tcp_gb_s, socket_gb_s, verbs_mb_s, perftest_mb_s    medians of the rates
 copies_a_byte       of payload in this program's memory, both ends together (a socket's two copies in the kernel come on top)
@@ -9,7 +9,6 @@ copies_a_byte       of payload in this program's memory, both ends together (a s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import xxhash
 
 from gyre_engine.transfer import Descriptor, Region
 from gyre_engine.transfer.tcp import TcpTransfer
@@ -36,8 +36,8 @@ VM_SIZE, VM_PAIRS, VM_LIMIT_S = 128 << 20, 5, 600.0
 WRITER = """
 import socket, sys
 import numpy as np
+import xxhash
 from gyre_engine.transfer import Region
-from gyre_engine.transfer.port import chunk_digests
 from gyre_engine.transfer.tcp import TcpTransfer
 
 size, chunk = map(int, sys.argv[1:])
@@ -46,7 +46,7 @@ view = memoryview(data)
 transfer = TcpTransfer(chunk=chunk)
 plain = socket.create_server(("127.0.0.1", 0))
 print(plain.getsockname()[1], transfer.register(Region.of_array(data)).to_bytes().hex(), flush=True)
-digests = b"".join(chunk_digests(view, chunk))
+digests = b"".join(xxhash.xxh64_digest(view[at : at + chunk]) for at in range(0, size, chunk))
 while True:
     connection, _ = plain.accept()
     with connection:
@@ -71,10 +71,10 @@ def writer() -> Iterator[tuple[int, Descriptor]]:
 def copy_loop(port: int, into: memoryview) -> None:
     """The plain socket: receive a chunk, hash it, compare, next."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        digests = _exactly(connection, memoryview(bytearray(-(-len(into) // CHUNK) * 32)))
+        digests = _exactly(connection, memoryview(bytearray(-(-len(into) // CHUNK) * 8)))
         for index, start in enumerate(range(0, len(into), CHUNK)):
             part = _exactly(connection, into[start : start + CHUNK])
-            if hashlib.sha256(part).digest() != digests[index * 32 : index * 32 + 32]:
+            if xxhash.xxh64_digest(part) != digests[index * 8 : index * 8 + 8]:
                 raise ValueError(f"chunk {index} differs")
 
 

@@ -54,7 +54,7 @@ def test_a_reader_sees_what_was_registered(transfer_of, nbytes):
     assert np.array_equal(source, target)
 
 
-@pytest.mark.parametrize("chunk", [1 << 20, 3_000_000])
+@pytest.mark.parametrize("chunk", [1 << 20, 3_000_000, 9 << 20])
 def test_many_runs_of_chunks_arrive_each_in_its_place(transfer_of, chunk):
     writer, reader = transfer_of(chunk=chunk), transfer_of()
     source, target = noise(45_000_001), np.zeros(45_000_001, dtype=np.uint8)
@@ -82,12 +82,37 @@ def test_memory_that_changes_is_read_as_it_is_now(transfer_of):
         assert np.array_equal(source, target)
 
 
-@pytest.mark.parametrize("where", [0, 5 * CHUNK + 1])
-def test_bytes_that_changed_after_registration_raise_integrity_error(transfer_of, where):
-    writer, reader = transfer_of(), transfer_of()
-    source = noise(6 * CHUNK)
+def a_bit(source, chunk):
+    source[chunk + 1] ^= 1
+
+
+def a_bit_of_the_last_byte(source, chunk):
+    source[-1] ^= 0x80
+
+
+def a_page_of_zeros(source, chunk):
+    source[chunk : chunk + 1024] = 0
+
+
+def a_word_in_the_place_of_another(source, chunk):
+    source[:8], source[8:16] = source[8:16].copy(), source[:8].copy()
+
+
+def a_chunk_in_the_place_of_another(source, chunk):
+    source[:chunk], source[chunk : 2 * chunk] = source[chunk : 2 * chunk].copy(), source[:chunk].copy()
+
+
+DAMAGES = [a_bit, a_bit_of_the_last_byte, a_page_of_zeros, a_word_in_the_place_of_another, a_chunk_in_the_place_of_another]
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, 9 << 20])
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_bytes_that_changed_after_registration_raise_integrity_error(transfer_of, damage, chunk):
+    """What is verified beside the reading (large chunks over verbs) is found as well."""
+    writer, reader = transfer_of(chunk=chunk), transfer_of()
+    source = noise(2 * chunk + 17)
     descriptor = writer.register(Region.of_array(source))
-    source[where] ^= 1
+    damage(source, chunk)
     with pytest.raises(IntegrityError, match="not what was registered"):
         reader.read(descriptor, Region.of_array(np.zeros_like(source)), timeout=20)
 
@@ -146,6 +171,17 @@ def test_a_target_of_another_size_is_refused(transfer_of):
     descriptor = writer.register(Region.of_array(noise(CHUNK)))
     with pytest.raises(ValueError, match="they must be equal"):
         writer.read(descriptor, Region.of_array(noise(CHUNK - 1)), timeout=20)
+
+
+def test_a_descriptor_of_another_hash_is_refused_by_its_name(transfer_of):
+    """Also one of memory that changes, which has no digest, and one of before there was a choice."""
+    fields = transfer_of().register(Region.of_array(noise(CHUNK))).to_fields()
+    for other in ({"algorithm": "sha256", "digest": bytes(32)}, {"algorithm": "sha256", "digest": b""}):
+        with pytest.raises(WrongKey, match="algorithm 'sha256': this Gyre verifies with xxh64 alone; run the same version"):
+            Descriptor.from_fields({**fields, **other})
+    del fields["algorithm"]
+    with pytest.raises(WrongKey, match="lacks algorithm"):
+        Descriptor.from_fields(fields)
 
 
 def test_a_descriptor_that_is_cut_off_or_mangled_raises_with_a_clear_text(transfer_of):

@@ -48,7 +48,7 @@ def test_nobody_serves_more_than_the_fanout_and_all_hang_at_the_core(fanout, cou
         )
 
 
-def descriptor(port=1, digest=b"\x01" * 16, chunk=1024):
+def descriptor(port=1, digest=b"\x01" * 8, chunk=1024):
     return Descriptor("127.0.0.1", port, bytes(16), b"", 2048, chunk, digest).to_bytes()
 
 
@@ -119,7 +119,7 @@ def test_one_that_could_not_be_read_is_stepped_over():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"incarnation": "dead"}, {"version": 2}, {"weights_hash": "other"}, {"descriptor": descriptor(digest=b"\x02" * 16)},
+        {"incarnation": "dead"}, {"version": 2}, {"weights_hash": "other"}, {"descriptor": descriptor(digest=b"\x02" * 8)},
         {"descriptor": descriptor(chunk=512)}, {"descriptor": b"torn"},
     ],
 )  # fmt: skip
