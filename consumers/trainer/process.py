@@ -45,11 +45,11 @@ def replica_of(settings: TrainerSettings) -> MegatronReplica | CellReplica:
 
 
 def run(
-    settings: TrainerSettings, log: Log, stop: threading.Event | None = None, report: Report | None = None, *,
-    replica: MegatronReplica | CellReplica | None = None,
+    settings: TrainerSettings, log: Log, replica: MegatronReplica | CellReplica, stop: threading.Event | None = None,
+    report: Report | None = None,
 ) -> None:  # fmt: skip
     """Train with `replica_of(settings)` until SIGTERM or `stop`, in a process of its own."""
-    serve(Trainer(settings, log, replica or replica_of(settings), report), stop)
+    serve(Trainer(settings, log, replica, report), stop)
 
 
 class Trainer(Consumer):

@@ -29,6 +29,7 @@ _AT_LEAST_ONE = (
     "batch.group_size", "batch.mu", "batch.micro_step_tokens", "runner.max_concurrent", "runner.attempts", "runner.memory_mb",
     "runner.processes", "runner.output_mb", "selection.j_max", "scoring.attempts", "scoring.concurrent", "eval.samples",
     "harness.max_turns", "schedule.training_cells", "model.context", "sampling.max_tokens", "clickhouse.flush_ms",
+    "cells.tensor_parallel", "cells.pipeline_parallel", "cells.data_parallel",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "run.checkpoint_every", "run.checkpoint_keep", "batch.phi", "sampling.top_k", "kafka.replication", "runner.harness_timeout_s",
@@ -220,6 +221,11 @@ def _relations(config: Config) -> Iterator[Problem]:
             'and scores a probe on it; set cells.engine = "native", or kv.across_versions = "recompute"'
         )
         yield Problem(text, (("kv", "across_versions"), ("cells", "engine")))
+    if config.cells.engine_args and config.cells.engine != "sglang":
+        text = (
+            f'cells.engine_args are for SGLang, but cells.engine is "{config.cells.engine}": remove them, or set it to "sglang"'
+        )
+        yield Problem(text, (("cells", "engine_args"), ("cells", "engine")))
     if config.cells.engine_kv == "hicache" and config.cells.engine != "sglang":
         text = (
             f'cells.engine_kv is "hicache", which is of SGLang, but cells.engine is "{config.cells.engine}": '

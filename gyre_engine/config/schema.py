@@ -86,6 +86,13 @@ class CellsConfig:
     kv_tokens: int = opt(65536, "Tokens in the KV cache of one engine.")
     lease_s: float = opt(60.0, "A member of a step that shows no progress for this long is released.")
     threads: int = opt(1, "Torch threads a process.")
+    tensor_parallel: int = opt(
+        1,
+        "Trainer processes of a cell that share each matrix; its trainer has tensor x pipeline x data processes (docs/parallel.md).",
+    )
+    pipeline_parallel: int = opt(1, "Trainer processes of a cell that share the layers.")
+    data_parallel: int = opt(1, "Trainer processes of a cell that share the trees of a micro-step.")
+    engine_args: tuple[str, ...] = opt((), 'For `sglang`: further arguments of its server, e.g. ["--tp-size", "2"].')
     host: str = opt(
         "127.0.0.1",
         "Address at which this host's engines and registered memory are reached. For cells on other hosts: one that they reach too; "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,16 @@ RAW_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 PAGE_TOKENS = 16
 """Tokens of a page of KV, where pages move; a tail shorter than one is computed again."""
 PLAIN, MOVING = "sglang.launch_server", "gyre_engine.sampling.hicache.server"
+ON_CPU = {
+    "--device": "cpu",
+    "--dtype": "float32",
+    "--attention-backend": "torch_native",
+    "--sampling-backend": "pytorch",
+    "--cuda-graph-backend-decode": "disabled",
+    "--cuda-graph-backend-prefill": "disabled",
+    "--mem-fraction-static": "0.1",
+}
+SLEEPS, HIERARCHICAL = "--sleep-on-idle", "--enable-hierarchical-cache"
 SWITCHES = ("--skip-tokenizer-init", "--skip-server-warmup", "--incremental-streaming-output")
 
 
@@ -70,17 +80,7 @@ def sglang_on_cpu(
     """
     if not PYTHON.exists():
         raise FileNotFoundError(f"SGLang is not installed ({PYTHON} is missing): run `uv sync --frozen` in {HERE}")
-    given = {
-        **_served(folder, version, host, port, kv_capacity, max_batch),
-        "--device": "cpu",
-        "--dtype": "float32",
-        "--attention-backend": "torch_native",
-        "--sampling-backend": "pytorch",
-        "--cuda-graph-backend-decode": "disabled",
-        "--cuda-graph-backend-prefill": "disabled",
-        "--mem-fraction-static": "0.1",
-        **(flags or {}),
-    }
+    given = {**_served(folder, version, host, port, kv_capacity, max_batch), **ON_CPU, **(flags or {})}
     only_here = {
         "PYTHONPATH": os.pathsep.join([str(HERE / "cpu_stub"), *([str(_linked(Path(scratch)))] if scratch else [])]),
         "SGLANG_USE_CPU_ENGINE": "1",
@@ -88,7 +88,7 @@ def sglang_on_cpu(
         "TOKENIZERS_PARALLELISM": "false",
     }
     module = MOVING if scratch else PLAIN
-    return _launch(str(PYTHON), module, given, (*SWITCHES, "--sleep-on-idle"), {**_kept(environment), **only_here})
+    return _launch(str(PYTHON), module, given, (*SWITCHES, SLEEPS), {**_kept(environment), **only_here})
 
 
 def sglang_on_gpu(
@@ -116,7 +116,14 @@ def sglang_on_gpu(
     env = _kept(environment) | {"TOKENIZERS_PARALLELISM": "false"}
     if kv:
         env["PYTHONPATH"] = str(_linked(Path(kv.scratch)))
-    return _launch(python, MOVING if kv else PLAIN, given, (*SWITCHES, *(("--enable-hierarchical-cache",) if kv else ())), env)
+    return _launch(python, MOVING if kv else PLAIN, given, (*SWITCHES, *((HIERARCHICAL,) if kv else ())), env)
+
+
+def taken(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Those of `arguments` that Gyre gives SGLang itself, also shortened or as --flag=value: SGLang's parser takes both."""
+    own = (*_served("", "", "", 0, 0, 0), *ON_CPU, *_hicache(MovingKv("", 0), ""), *SWITCHES, SLEEPS, HIERARCHICAL)
+    flags = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    return tuple(flag for flag in flags if len(flag) > len("--") and any(name.startswith(flag) for name in own))
 
 
 def no_gpu() -> str:

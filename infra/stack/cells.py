@@ -58,7 +58,8 @@ def _engine(launch: Launch, folder: StackFolder, place: CellPlace, args: dict[st
         command = _sglang(launch, folder, place)
         # SGLang starts processes of its own: in a namespace of pids they end with it, whatever ends it.
         apart = (find_bwrap(), "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid", "--die-with-parent")
-        return ProcessSpec(name, argv=(*apart, *command.argv), env=command.env, stage=ACTING, restart=PATIENT)
+        argv = (*apart, *command.argv, *config.cells.engine_args)
+        return ProcessSpec(name, argv=argv, env=command.env, stage=ACTING, restart=PATIENT)
     target = f"{ENTRIES}:engine"
     if config.cells.engine == "scripted":
         return ProcessSpec(name, target=target, args=args, stage=ACTING, restart=PATIENT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -18,9 +19,12 @@ from gyre_engine.harbor import HarborError, check_environment
 from gyre_engine.sampling.script_file import ScriptUnreadable, read_script
 from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
 from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task, task_folders
+from gyre_engine.training.mesh import misfits
+from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.shape import ModelShape
 from gyre_engine.transfer.kinds import why_not
 from infra.sglang.launch import PYTHON as SGLANG
-from infra.sglang.launch import no_gpu
+from infra.sglang.launch import no_gpu, taken
 from infra.stack import wiring
 from infra.stack.ports import free_ports
 from producers.runner.harnesses import HarnessError
@@ -39,6 +43,8 @@ def check_before_start(config: Config) -> None:
         _splits,
         _tasks,
         _engine,
+        _engine_args,
+        _ranks,
         _addresses,
         _transfer,
         _harness,
@@ -159,6 +165,22 @@ def _engine(config: Config) -> Iterator[Problem]:
             read_script(config.cells.script, Tokenizer.from_file(str(tokenizer)))
         except ScriptUnreadable as error:
             yield Problem(f"cells.script: {error}", (("cells", "script"),))
+
+
+def _engine_args(config: Config) -> Iterator[Problem]:
+    """What SGLang is told further must not say again what Gyre relies on."""
+    if own := taken(config.cells.engine_args):
+        yield Problem(f"cells.engine_args: Gyre itself sets {', '.join(own)}: remove it", (("cells", "engine_args"),))
+
+
+def _ranks(config: Config) -> Iterator[Problem]:
+    """The ranks of a cell share the model evenly. What cannot be read of it, `_model` tells."""
+    mesh = wiring.mesh(config)
+    if mesh.ranks == 1:
+        return
+    with suppress(TrainingError, OSError, ValueError, KeyError):
+        shape = ModelShape.of_folder(Path(config.model.path))
+        yield from (Problem(text, (("cells", key),)) for key, text in misfits(mesh, shape))
 
 
 def _addresses(config: Config) -> Iterator[Problem]:

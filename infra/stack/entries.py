@@ -81,18 +81,19 @@ def engine(folder: str, cell: str) -> None:
             kv_capacity=config.cells.kv_tokens, max_context=config.model.context,
         )  # fmt: skip
     run_engine_server(
-        launch.model_path, str(launch.model_version), host=url.hostname or "127.0.0.1", port=url.port or 0, kv_capacity=config.cells.kv_tokens,
-        max_batch=config.cells.capacity, max_context=config.model.context, paused=True, kv_secret=stack.cell_key(),
-        transfer=config.transfer.kind, keep_kv=wiring.keeps_kv(config),
+        launch.model_path, str(launch.model_version), host=url.hostname or "127.0.0.1", port=url.port or 0,
+        kv_capacity=config.cells.kv_tokens, max_batch=config.cells.capacity, max_context=config.model.context, paused=True,
+        kv_secret=stack.cell_key(), transfer=config.transfer.kind, keep_kv=wiring.keeps_kv(config),
     )  # fmt: skip
 
 
 def trainer(folder: str, cell: str) -> None:
-    from consumers.trainer.process import run
+    from consumers.trainer.process import replica_of, run
 
     launch, stack = _begin(folder)
-    report = reporter(stack.health, f"{cell}-trainer")
-    run(wiring.trainer(launch, stack, cell, _life()), _log(launch, stack), report=report)
+    settings = wiring.trainer(launch, stack, cell, _life())
+    replica = replica_of(settings)
+    run(settings, _log(launch, stack), replica, report=reporter(stack.health, f"{cell}-trainer"))
 
 
 def _begin(folder: str) -> tuple[Launch, StackFolder]:

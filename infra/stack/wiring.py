@@ -22,6 +22,7 @@ from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.scheduling.life import LifeLimits
 from gyre_engine.scheduling.policies import PolicySettings
 from gyre_engine.tasks import Source
+from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.replica import Hyper
 from gyre_engine.trees.select import SelectionSettings
 from infra.stack.launch import CellPlace, Launch
@@ -65,6 +66,11 @@ def loss(config: Config) -> LossConfig:
     return LossConfig(name=c.name, clip_low=c.clip_low, clip_high=c.clip_high, cap=c.importance_cap)
 
 
+def mesh(config: Config) -> Mesh:
+    c = config.cells
+    return Mesh(c.tensor_parallel, c.pipeline_parallel, c.data_parallel)
+
+
 def hyper(config: Config) -> Hyper:
     c = config.optimizer
     return Hyper(
@@ -81,7 +87,8 @@ def trainer(launch: Launch, folder: StackFolder, cell: str, holder: str) -> Trai
         checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
         checkpoint_every=config.run.checkpoint_every, checkpoint_keep=config.run.checkpoint_keep, loss=loss(config),
         aggregate=config.loss.aggregate, hyper=hyper(config), config_hash=launch.config_hash, secret=folder.cell_key(),
-        evaluation=evaluation(config), transfer=config.transfer.kind, transfer_host=launch.host,
+        evaluation=evaluation(config), transfer=config.transfer.kind, transfer_host=launch.host, mesh=mesh(config),
+        scratch=str(folder.scratch / launch.run / cell),
     )  # fmt: skip
 
 
@@ -90,6 +97,7 @@ def replay(config: Config, pinned_hash: str) -> ReplaySettings:
         model_path=config.model.path, temperature=config.sampling.temperature, context=config.model.context,
         micro_step_tokens=config.batch.micro_step_tokens, aggregate=config.loss.aggregate, config_hash=pinned_hash,
         threads=config.cells.threads, admission=admission(config, pinned_hash), loss=loss(config), hyper=hyper(config),
+        mesh=mesh(config),
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from tests.contract.leaders import Leader, train
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
+torch.set_num_threads(1)
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
 
 VOCAB = 62
