@@ -69,10 +69,10 @@ def test_the_cores_trainer_is_killed_in_the_middle_of_steps_and_comes_back(tmp_p
     assert_as_if_nobody_had_been_killed(program)
 
 
-def assert_as_if_nobody_had_been_killed(program: Gyre) -> None:
+def assert_as_if_nobody_had_been_killed(program: Gyre, steps: int = STEPS) -> None:
     events = program.tail("executions")
     places = {(e["group"], e["index"]) for e in events if e["type"] == "dispatched" and not e["evaluation"]}
-    assert len(places) == STEPS * 3 * 4
+    assert len(places) == steps * 3 * 4
     scored = {e["execution"] for e in program.tail("scores") if e["type"] == "scored"}
     scored_places = {
         (e["group"], e["index"]) for e in events if e["type"] == "dispatched" and not e["evaluation"] and e["execution"] in scored
@@ -81,7 +81,7 @@ def assert_as_if_nobody_had_been_killed(program: Gyre) -> None:
     training = program.tail("training")
     opened = {(e["step"], e["attempt"]): e["micro_steps"] for e in training if e["type"] == "step-opened"}
     commits = [e for e in training if e["type"] == "step-committed"]
-    assert [c["step"] for c in commits] == list(range(1, STEPS + 1))
+    assert [c["step"] for c in commits] == list(range(1, steps + 1))
     for commit in commits:
         merged = {tuple(m) for m in commit["merge_order"]}  # type: ignore[attr-defined]
         counted = [
@@ -89,7 +89,7 @@ def assert_as_if_nobody_had_been_killed(program: Gyre) -> None:
             and (e["cell"], e["member_epoch"]) in merged for m in e["micro_steps"]  # type: ignore[attr-defined]
         ]  # fmt: skip
         assert sorted(counted) == sorted(opened[commit["step"], commit["attempt"]])  # type: ignore[call-overload]
-    assert f"{STEPS} steps verified" in program("replay", "latest", "--verify", limit=300)
+    assert f"{steps} steps verified" in program("replay", "latest", "--verify", limit=300)
     calls = sum(e["type"] == "model-call" for e in program.tail("model-calls"))
     assert program("sql", "select count() from model_calls where type = 'model-call'").strip() == str(calls)
 
