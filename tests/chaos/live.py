@@ -73,8 +73,10 @@ class Live:
 def live(program: Gyre, *arguments: str) -> Iterator[Live]:
     """The run goes on until it ends by itself; where the test fails it is ended."""
     process = program.start(*arguments)
+    said = process.stdout
+    assert said is not None
     made = Live(program, process)
-    reader = threading.Thread(target=lambda: made.lines.extend(process.stdout or ()), daemon=True)
+    reader = threading.Thread(target=lambda: made.lines.extend(said), daemon=True)
     reader.start()
     try:
         yield made
@@ -83,6 +85,7 @@ def live(program: Gyre, *arguments: str) -> Iterator[Live]:
             process.terminate()
             process.wait(30)
         reader.join(10)
+        said.close()
 
 
 @dataclass

@@ -249,6 +249,17 @@ async def test_word_of_where_calls_go_on_that_comes_again_forgets_no_import(tmp_
         assert len(cell.said(KvExported)) == 2 and [c.trigger for c in cell.changes("i")][-1] is T.EXPORTED
 
 
+async def test_word_of_a_deposed_scheduler_moves_no_kv(tmp_path: Path) -> None:
+    async with Cell(tmp_path, OwnProcess(), LifeLimits(exporting=600.0)) as cell:
+        await cell.reach(S.EXPORTING)
+        cell.say(moved(9, epoch=0))
+        reports = len(cell.said(CellHealth))
+        await cell.until(lambda: len(cell.said(CellHealth)) > reports + 1)
+        assert cell.said(KvExported) == []
+        cell.say(moved(2))
+        await cell.until(lambda: len(cell.said(KvExported)) == 2)
+
+
 async def test_a_destination_that_never_answers_costs_the_limit_of_exporting(tmp_path: Path) -> None:
     """Killed or paused, engine or agent: the source frees its pages and joins."""
     async with Cell(tmp_path, OwnProcess(), LifeLimits(exporting=0.3)) as cell:

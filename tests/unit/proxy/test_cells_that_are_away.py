@@ -72,10 +72,35 @@ async def test_a_call_leaves_a_cell_that_is_away_and_goes_on_from_the_very_token
     assert stopped.core.aborted == [stopped.core.requests[0].rid]
 
 
-async def test_a_call_that_still_gets_tokens_stays_though_the_agent_is_silent(make_stack: MakeStack) -> None:
-    stopped = Stopped(make_stack)
+class Waits:
+    """The graces that calls wait: each ends when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self._end = 0, asyncio.Semaphore(0)
+        self._sleep = asyncio.sleep
+        monkeypatch.setattr(generation.asyncio, "sleep", self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds != generation.AWAY_GRACE_S:
+            return await self._sleep(seconds)
+        self.begun += 1
+        await self._end.acquire()
+
+    def end(self) -> None:
+        self._end.release()
+
+
+async def test_a_call_that_still_gets_tokens_stays_though_the_agent_is_silent(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, stopped = Waits(monkeypatch), Stopped(make_stack)
     asked = await stopped.begin()
     stopped.hear(lost(words=1))
+    for graces in range(1, 4):
+        await until(lambda graces=graces: waits.begun == graces)  # type: ignore[misc]
+        await stopped.gate.release(1)
+        await until(lambda graces=graces: sampled(stopped.stack) == 5 + graces)  # type: ignore[misc]
+        waits.end()
     await stopped.gate.open()
     assert (await asyncio.wait_for(asked, 10)).status_code == 200
     [record] = stopped.stack.calls()
@@ -83,23 +108,15 @@ async def test_a_call_that_still_gets_tokens_stays_though_the_agent_is_silent(ma
 
 
 async def test_a_cell_that_speaks_again_in_time_keeps_its_calls(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pause ends within the grace; a later pause of its engine is no reason to leave it."""
-    waits = list[float]()
-    sleep, woken = asyncio.sleep, asyncio.Event()
-
-    async def wait(seconds: float) -> None:
-        if seconds != generation.AWAY_GRACE_S:
-            return await sleep(seconds)
-        waits.append(seconds)
-        await woken.wait()
-
-    monkeypatch.setattr(generation.asyncio, "sleep", wait)
-    stopped = Stopped(make_stack)
+    """The pause ends within the grace."""
+    waits, stopped = Waits(monkeypatch), Stopped(make_stack)
     asked = await stopped.begin()
     stopped.hear(lost(words=1))
-    await until(lambda: len(waits) == 1)
+    await until(lambda: waits.begun == 1)
     stopped.hear(health(True))
-    woken.set()
+    waits.end()
+    for _ in range(20):
+        await asyncio.sleep(0)
     await stopped.gate.open()
     assert (await asyncio.wait_for(asked, 10)).status_code == 200
     [record] = stopped.stack.calls()

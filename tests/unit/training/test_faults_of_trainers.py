@@ -244,6 +244,9 @@ def test_a_paused_satellite_that_wakes_counts_nothing_twice(cast: Cast, clock: C
     cast.check(2)
     assert ("c1", 2) in {(event.cell, event.step) for event in cast.events(MemberJoined)}  # type: ignore[attr-defined]
     assert released(cast) == (["c1"] if at is Claimed else [])
+    if at is Claimed and wakes == "before the commit":
+        again = [(e.step, e.member_epoch) for e in cast.events(MemberJoined) if e.cell == "c1"]  # type: ignore[attr-defined]
+        assert again[:2] == [(1, 1), (1, 2)]
 
 
 def test_a_sealed_satellite_that_is_paused_while_the_core_reads_it_gives_its_work_back(
