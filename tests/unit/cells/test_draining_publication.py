@@ -98,6 +98,8 @@ async def test_calls_in_flight_end_under_the_weights_that_they_began_with(tmp_pa
         assert (answer.output_ids, answer.weight_spans) == (IDS, ((0, "0"),))
         await cell.at(S.SAMPLING)
         assert cell.states()[-3:] == [S.FINISHING, S.REFRESHING, S.SAMPLING]
+        healths = len(cell.said(CellHealth))
+        await cell.until(lambda: len(cell.said(CellHealth)) > healths)
         assert cell.said(WeightsLoaded) and not cell.said(RoleChanged)
         assert (await engine.ask("g0.1.0")).weight_spans == ((0, "1"),)
 
@@ -161,6 +163,7 @@ async def test_a_command_interrupts_calls_that_are_let_end(tmp_path: Path) -> No
         await cell.at(S.JOINING)
         answer = await call
         assert (answer.finish_reason, answer.output_ids) == (FinishReason.ABORT, IDS[:2])
+        await cell.until(lambda: bool(cell.said(RoleChanged)))
         [drained] = cell.said(Drained)
         assert isinstance(drained, Drained) and [one.execution for one in drained.requests] == ["g0.0.0"]
         assert cell.states()[-4:] == [S.FINISHING, S.DRAINING, S.EXPORTING, S.JOINING]

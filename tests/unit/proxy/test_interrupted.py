@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from gyre_engine.events.calls import Finish
-from gyre_engine.events.cells import CellRole
+from gyre_engine.events.cells import CellRole, Drained
 from gyre_engine.sampling.port import Chunk, EngineFailed, GenerateRequest
 from gyre_engine.sampling.scripted import Gate, Script, ScriptedEngine
 from producers.proxy import generation
@@ -42,6 +43,10 @@ class Switched:
         self.stack.service.desk.router.apply([switch("core", CellRole.TRAINING, 0)])
         await self.core.pause(abort=True)
         await until(lambda: bool(self.core.aborted))
+        nobody_moves = Drained(
+            cell="core", incarnation="core-1", command_epoch=1, command_number=0, weight_version=3, requests=()
+        )  # fmt: skip
+        self.stack.service.desk.router.apply([nobody_moves])
 
     def goes_on(self) -> ScriptedEngine:
         """Another cell, whose model says the rest of what `core` began."""
@@ -53,8 +58,9 @@ class Switched:
         return self.stack.cell("b", 1, engine=ScriptedEngine(rest, version="4"))
 
     def says(self, text: str) -> ScriptedEngine:
-        """Another cell, whose model says something else."""
-        return self.stack.cell("b", 1, engine=ScriptedEngine([answer(self.stack, text)], version="4"))
+        """Another cell, whose model says something else, all at once."""
+        script = replace(answer(self.stack, text), piece=None)
+        return self.stack.cell("b", 1, engine=ScriptedEngine([script], version="4"))
 
     @property
     def call(self) -> Call:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gyre_engine.sampling import Completion, GenerateRequest, SamplingParams, complete
+from gyre_engine.sampling import Chunk, Completion, GenerateRequest, SamplingParams, complete
 from gyre_engine.sampling.native import NativeEngine
+from gyre_engine.sampling.native.batcher import Batcher, Limits
+from gyre_engine.sampling.native.sampler import request_key
+from gyre_engine.sampling.native.sequence import Sequence
+from gyre_engine.sampling.native.shape import ModelShape
+from gyre_engine.sampling.native.weights import read_weights
 
 IDS = [(5 * i * i + i) % 96 for i in range(80)]
 KEPT = 40
@@ -54,24 +60,29 @@ async def test_a_prefix_is_gone_on_from_where_kv_is_kept_and_computed_again_wher
     assert await native.score(IDS) == pytest.approx(fresh, abs=1e-4)
 
 
-async def test_a_call_in_flight_goes_on_from_its_kv_and_computes_nothing_again(
-    engine: tuple[NativeEngine, bool], models: tuple[Any, Any], other_folder: Path
+@pytest.mark.parametrize("keeps", [True, False], ids=["keep", "recompute"])
+def test_a_call_in_flight_goes_on_from_its_kv_and_computes_nothing_again(
+    keeps: bool, models: tuple[Any, Any], folder: Path, other_folder: Path, shape: ModelShape
 ) -> None:
-    """At the load all tokens but the last have KV; of the tokens after it the log-probabilities are those on that KV."""
-    native, keeps = engine
-    chunks = native.generate(GenerateRequest("on", IDS[:30], SamplingParams(max_tokens=200, seed=1)))
-    answer = Completion().plus(await anext(chunks))
-    await native.load_weights(other_folder, "8")
-    async for chunk in chunks:
-        answer = answer.plus(chunk)
-    (_, (switched, version)) = answer.weight_spans
-    assert version == "8" and 0 < switched < 200
-    kept = 30 + switched - 1
-    expected = on_kept(models, IDS[:30] + list(answer.output_ids), kept if keeps else 0)
-    assert answer.logprobs[switched:] == pytest.approx(expected[switched - 200 :], abs=1e-4)
-    stats = await native.stats()
-    assert stats.kept_kv == (29 + kept if keeps else 0)  # the prompt stands in the cache too, for others
-    assert stats.prefill_tokens == (29 if keeps else 29 + kept)
+    """57 tokens after a prompt of 30: at the load all but the last have KV, and what follows is sampled on that KV."""
+    batcher = Batcher(shape, read_weights(folder, shape), "7", Limits(max_context=512, kv_capacity=4096), keep_kv=keeps)
+    chunks: list[Chunk] = []
+    params = SamplingParams(max_tokens=128, seed=5)
+    sequence = Sequence("on", IDS[:30], params, request_key(5, "on"), batcher.limits.longest, chunks.append)
+    with torch.inference_mode():
+        batcher.submit(sequence)
+        while sequence.sampled < 57:
+            batcher.step()
+        batcher.swap(read_weights(other_folder, shape), "8")
+        while batcher.busy:
+            batcher.step()
+    answer = reduce(Completion.plus, chunks, Completion())
+    assert answer.weight_spans == ((0, "7"), (57, "8"))
+    expected = on_kept(models, IDS[:30] + list(answer.output_ids), 86 if keeps else 0)
+    assert answer.logprobs[57:] == pytest.approx(expected[57 - 128 :], abs=1e-4)
+    stats = batcher.stats(paused=False)
+    assert stats.kept_kv == (29 + 86 if keeps else 0)  # the prompt stands in the cache too, for others
+    assert stats.prefill_tokens == (29 if keeps else 29 + 86)
 
 
 async def test_the_next_turn_finds_what_was_computed_under_older_weights(
