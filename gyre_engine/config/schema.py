@@ -75,10 +75,12 @@ class CellsConfig:
     standalone: int = opt(0, "Engines beside the `count` cells that sample for ever: the standalone pool.")
     engine: str = opt("native", "native (torch on the CPU), sglang, or scripted (plays the answers in `script`).")
     sglang_python: str = opt(
-        "", "For `sglang`: Python of an environment with SGLang for GPUs (tests/gpu/README.md); empty: SGLang on the CPU, as pinned here."
+        "",
+        "For `sglang`: Python of an environment with SGLang for GPUs (tests/gpu/README.md); empty: SGLang on the CPU, as pinned here.",
     )
     engine_kv: str = opt(
-        "none", "For `sglang`: how KV moves between its servers: none (it is computed again), or hicache (docs/kv.md; needs a GPU)."
+        "none",
+        "For `sglang`: how KV moves between its servers: none (it is computed again), or hicache (docs/kv.md; needs a GPU).",
     )
     engine_kv_mb: int = opt(4096, "For `hicache`: memory of the host for pages that can move, a rank of an engine.")
     script: str = opt("", "For `scripted`: a TOML file of answers, as docs/harnesses.md shows.")
@@ -93,6 +95,11 @@ class CellsConfig:
     pipeline_parallel: int = opt(1, "Trainer processes of a cell that share the layers.")
     data_parallel: int = opt(1, "Trainer processes of a cell that share the trees of a micro-step.")
     engine_args: tuple[str, ...] = opt((), 'For `sglang`: further arguments of its server, e.g. ["--tp-size", "2"].')
+    release_memory: bool = opt(
+        False,
+        "For an engine and a trainer that share a GPU: the engine gives its memory back while its cell trains (sglang: needs "
+        '"--enable-memory-saver" in engine_args).',
+    )
     host: str = opt(
         "127.0.0.1",
         "Address at which this host's engines and registered memory are reached. For cells on other hosts: one that they reach too; "

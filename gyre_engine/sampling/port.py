@@ -193,6 +193,14 @@ class InferenceEngine(Protocol):
         """As pause(abort=True); which requests it interrupted, as far as the engine can tell."""
         ...
 
+    async def release_memory(self) -> None:
+        """Give back the memory of weights and KV, while paused and with nothing in flight; what was cached is gone."""
+        ...
+
+    async def reclaim_memory(self) -> None:
+        """Take it back: `load_weights` must follow, then `resume`. Only after `release_memory`."""
+        ...
+
     async def resume(self) -> None:
         """Serve again; what waited goes on."""
         ...

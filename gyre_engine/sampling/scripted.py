@@ -155,6 +155,13 @@ class ScriptedEngine:
         await self.pause(abort=True)
         return found
 
+    async def release_memory(self) -> None:
+        """See InferenceEngine. It holds none but what it remembers of past calls."""
+        self._past.clear()
+
+    async def reclaim_memory(self) -> None:
+        """See InferenceEngine."""
+
     async def resume(self) -> None:
         """See InferenceEngine."""
         self._running.set()

@@ -10,6 +10,7 @@ it waits there instead of failing with EngineNotServing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from gyre_engine.sampling.sglang_stream import Reading, Triples, room_for_output
 Json = dict[str, Any]
 
 CONTROL_SECONDS = 60.0
+ASK_AGAIN_SECONDS = 0.02
 LOAD_SECONDS = 600.0
 KV_SECONDS = 90.0
 """Above what engines let a move take."""
@@ -124,6 +126,20 @@ class SGLangEngine:
         if status != 200:
             raise EngineFailed(f"the engine at {self._url} answered /drain with {status}: {_message(answer)}")
         return tuple(InFlight(str(one["rid"]), int(one["tokens"])) for one in answer["requests"])
+
+    async def release_memory(self) -> None:
+        """See InferenceEngine. SGLang dies of it while a request runs, so those that a pause has aborted are waited for.
+
+        Memory of a GPU is given back only by a server that was started with `--enable-memory-saver`.
+        """
+        async with asyncio.timeout(CONTROL_SECONDS):
+            while (await self.stats()).running:
+                await asyncio.sleep(ASK_AGAIN_SECONDS)
+        await self._post("/release_memory_occupation", {})
+
+    async def reclaim_memory(self) -> None:
+        """See InferenceEngine. SGLang dies of it where nothing was released."""
+        await self._post("/resume_memory_occupation", {})
 
     async def resume(self) -> None:
         """See InferenceEngine."""

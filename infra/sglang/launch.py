@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gyre_engine
+from gyre_engine.sandbox import find_bwrap
 
 HERE = Path(__file__).parent
 PYTHON = HERE / ".venv" / "bin" / "python"
@@ -193,3 +194,8 @@ def _launch(python: str, module: str, flags: Mapping[str, str], switches: tuple[
 def _kept(own: Mapping[str, str]) -> dict[str, str]:
     """The starter's environment without what would change SGLang's Python, or what a log-probability means."""
     return {name: value for name, value in own.items() if name not in (RAW_LOGPROBS, "VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH")}
+
+
+def ended_together(argv: Sequence[str]) -> tuple[str, ...]:
+    """SGLang starts processes of its own: in a namespace of pids they end with it, whatever ends it. Raises SandboxUnavailable."""
+    return (find_bwrap(), "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid", "--die-with-parent", *argv)

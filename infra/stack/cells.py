@@ -14,10 +14,9 @@ from gyre_engine.events import Event
 from gyre_engine.events.cells import CellStarted, CellWanted, RoleChanged
 from gyre_engine.log import Follower
 from gyre_engine.log.catching_up import catch_up
-from gyre_engine.sandbox import find_bwrap
 from gyre_engine.scheduling.cells import Fleet, observe
 from infra.sglang.launch import Launch as SGLangLaunch
-from infra.sglang.launch import MovingKv, sglang_on_cpu, sglang_on_gpu
+from infra.sglang.launch import MovingKv, ended_together, sglang_on_cpu, sglang_on_gpu
 from infra.stack.launch import CellPlace, Launch
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
@@ -56,9 +55,7 @@ def _engine(launch: Launch, folder: StackFolder, place: CellPlace, args: dict[st
     config, name = launch.settings, f"{place.name}-engine"
     if config.cells.engine == "sglang":
         command = _sglang(launch, folder, place)
-        # SGLang starts processes of its own: in a namespace of pids they end with it, whatever ends it.
-        apart = (find_bwrap(), "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid", "--die-with-parent")
-        argv = (*apart, *command.argv, *config.cells.engine_args)
+        argv = ended_together((*command.argv, *config.cells.engine_args))
         return ProcessSpec(name, argv=argv, env=command.env, stage=ACTING, restart=PATIENT)
     target = f"{ENTRIES}:engine"
     if config.cells.engine == "scripted":

@@ -30,7 +30,7 @@ from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.scheduling.life import LifeLimits
 from gyre_engine.training.fingerprint import differences, fingerprint
 from gyre_engine.training.ledger import Ledger, apply
-from gyre_engine.transfer import Descriptor, TransferError
+from gyre_engine.transfer import TransferError
 from gyre_engine.transfer.kinds import open_transfer
 from gyre_engine.transfer.pull import Pull
 from infra.stack.cells import PRELOADERS, cell_processes, end_those_that_left, has_left
@@ -192,18 +192,17 @@ class Joining:
     def _model(self, published: Published, standing: Standing, key: bytes) -> Path:
         """A model folder with the published weights. Raises CannotJoin where they cannot be read."""
         config, own = standing.config, self.settings
-        source = Descriptor.from_bytes(published.descriptor)
-        transfer = open_transfer(config.transfer.kind, own.host, secret=key)
+        source, transfer = config.cells.host, open_transfer(config.transfer.kind, own.host, secret=key)
         try:
             image = Pull(transfer).read(published.weights_hash, published.nbytes, published.descriptor, PULL_LIMIT_S)
         except TransferError as error:
             raise CannotJoin(
-                f"the weights cannot be read from {source.host}:{source.port}: {error}; is --key the run's cell-key, and the way open?"
+                f"the weights cannot be read from {source}: {error}; is --key the run's cell-key, and the way open?"
             ) from error
         finally:
             transfer.close()
         if hashlib.sha256(image.data).hexdigest() != published.weights_hash:
-            raise CannotJoin(f"what {source.host} sent is not version {published.version} as it was published")
+            raise CannotJoin(f"what {source} sent is not version {published.version} as it was published")
         folder = self.folder.scratch / self.run / own.name / "model"
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in standing.info.started.model_files.items():

@@ -118,6 +118,7 @@ def agent(launch: Launch, folder: StackFolder, cell: str, incarnation: str) -> A
         engine_url=place.engine_url, capacity=config.cells.capacity, model_path=launch.model_path,
         scratch=str(folder.scratch / launch.run / cell), plan=class_plan(config), secret=folder.cell_key(),
         transfer=config.transfer.kind, transfer_host=launch.host, fanout=config.publish.fanout,
+        release_memory=config.cells.release_memory,
         patience_s=config.publish.patience_s, order=tuple(map(cell_name, positions(config))),
         drain=config.publish.inflight == "drain", limits=LifeLimits(finishing=config.publish.drain_s), keep_kv=keeps_kv(config),
     )  # fmt: skip

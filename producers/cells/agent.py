@@ -19,7 +19,6 @@ from pathlib import Path
 
 from gyre_engine.events import Event, Recorded
 from gyre_engine.events.cells import (
-    CellHealth,
     CellRole,
     CellStarted,
     Drained,
@@ -33,13 +32,15 @@ from gyre_engine.log import Follower, Log
 from gyre_engine.log.catching_up import catch_up
 from gyre_engine.log.election import Deposed
 from gyre_engine.sampling.kv import KvMover
-from gyre_engine.sampling.port import EngineError, EngineStats, InferenceEngine
+from gyre_engine.sampling.port import EngineError, InferenceEngine
 from gyre_engine.sampling.rids import execution_of
 from gyre_engine.scheduling.broadcast import Tree
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.life import LifeLimits, after, role_of
 from gyre_engine.transfer import Transfer
+from producers.cells.health import Health
 from producers.cells.kv_moves import Exports, Imports, Speaker
+from producers.cells.memory import Memory
 from producers.cells.orders import Orders, obey
 from producers.cells.snapshot import Snapshots
 from producers.cells.weights import Weights
@@ -57,6 +58,7 @@ class AgentSettings:
     transfer:        its kind (gyre_engine.transfer.kinds), and where others reach its memory
     order:           all cells in the fixed order: the tree in which weights are passed on (gyre_engine.scheduling.broadcast)
     fanout, patience_s: of that tree; see `publish` in the config
+    release_memory:  whether the engine gives its memory back while the cell trains
     drain:           whether calls in flight end before new weights are loaded; else they go on under them
     keep_kv:         whether the engine was started to keep KV across versions
     """
@@ -78,6 +80,7 @@ class AgentSettings:
     fanout: int = 0
     patience_s: float = 10.0
     drain: bool = False
+    release_memory: bool = False
     keep_kv: bool = False
     health_s: float = 5.0
     poll_s: float = 0.5
@@ -105,6 +108,8 @@ class CellAgent:
         snapshots = Snapshots(Path(settings.model_path), Path(settings.scratch), transfer)
         tree = Tree(settings.order, settings.fanout)
         self._weights = Weights(engine, snapshots, speaker, tree, settings.patience_s, settings.keep_kv)
+        self._health = Health(settings.cell, settings.incarnation)
+        self._memory = Memory(engine, self._weights, settings.release_memory)
         self._exports = Exports(kv, speaker, 2 * settings.limits.exporting) if kv else None
         self._imports = Imports(kv, speaker, (lambda: self._weights.version) if settings.keep_kv else None) if kv else None
         self._orders = Orders(settings.cell, settings.plan)
@@ -118,8 +123,6 @@ class CellAgent:
         self._why = ""
         self._away = ""
         """What was last said of an engine that is waited for."""
-        self._told: tuple[tuple[int, int, int], ...] = ()
-        """Prefills that the last health report has told."""
 
     async def run(self, ending: asyncio.Event) -> bool:
         """Come up, then obey until `ending`; whether the cell has left the run."""
@@ -197,7 +200,7 @@ class CellAgent:
         )  # fmt: skip
         if state is S.LOST:
             self._announced, self._obeyed = False, None
-            await self._say(CellHealth(cell=s.cell, incarnation=s.incarnation, healthy=False, reason=why))
+            await self._say(self._health.lost(why))
         elif role_of(state) not in (CellRole.SWITCHING, role_of(before)):
             await self._arrived(before)
 
@@ -315,6 +318,7 @@ class CellAgent:
             await self._exports.free()
         if self._orders.role is CellRole.SAMPLING:
             return T.TOLD_TO_SAMPLE
+        await self._memory.give()
         if self._orders.member:
             return T.JOINED
         return T.TOLD_TO_LEAVE if self._leaves else None
@@ -337,6 +341,7 @@ class CellAgent:
         if self._orders.role is not CellRole.SAMPLING:
             await self._engine.abort(None)  # SGLang keeps what reached it after the pause
             return T.TOLD_TO_LEAVE if self._leaves else T.TOLD_TO_TRAIN
+        await self._memory.take_back()
         if await self._weights.take(self._orders):
             await self._engine.resume()
             return T.REFRESHED
@@ -373,16 +378,7 @@ class CellAgent:
             self._why = "the engine is not the one that this agent knew: it was restarted"
             await self._move(T.ENGINE_LOST)
             return
-        await self._say(self._health(stats))
-
-    def _health(self, stats: EngineStats) -> CellHealth:
-        s, new = self._settings, tuple(one for one in stats.prefills if one not in self._told)
-        self._told = stats.prefills
-        return CellHealth(
-            cell=s.cell, incarnation=s.incarnation, healthy=True, running=stats.running, waiting=stats.waiting,
-            kv_tokens=stats.kv_tokens_used, generated_tokens=stats.generated_tokens, prefilled_tokens=stats.prefill_tokens,
-            reused_tokens=stats.cache_hit_tokens, prefills=new,
-        )  # fmt: skip
+        await self._say(self._health.well(stats))
 
     async def _say(self, event: Event) -> None:
         # Shielded: the log acknowledges also what an ending process does not wait for any more.

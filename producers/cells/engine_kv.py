@@ -35,10 +35,11 @@ class KvDesk:
             return {"tokens": 0, "ticket": None}
         lease = float(body.get("lease", LEASE_SECONDS))
         known = np.array(ids[: pages.tokens], dtype=np.int32)
-        descriptors = [
-            await asyncio.to_thread(self._transfer.register, Region.of_array(a), lease=lease) for a in (pages.data, known)
+        data, tokens = [
+            (await asyncio.to_thread(self._transfer.register, Region.of_array(a), lease=lease)).to_bytes()
+            for a in (pages.data, known)
         ]
-        ticket = KvTicket(pages.weight_version, pages.data.shape, *(d.to_bytes() for d in descriptors))
+        ticket = KvTicket(pages.weight_version, pages.data.shape, data, tokens)
         return {"tokens": pages.tokens, "ticket": ticket.to_fields()}
 
     async def take(self, body: dict[str, Any]) -> dict[str, Any]:

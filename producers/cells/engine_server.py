@@ -146,6 +146,14 @@ def _controls(engine: InferenceEngine) -> dict[str, Handler]:
         await engine.resume()
         return {}
 
+    async def release(_: Json) -> Json:
+        await engine.release_memory()
+        return {}
+
+    async def reclaim(_: Json) -> Json:
+        await engine.reclaim_memory()
+        return {}
+
     async def load(body: Json) -> Json:
         await engine.load_weights(str(body["model_path"]), str(body["weight_version"]))
         return {"success": True, "message": f"weights {body['weight_version']}"}
@@ -155,6 +163,8 @@ def _controls(engine: InferenceEngine) -> dict[str, Handler]:
 
     return {
         "/abort_request": abort,
+        "/release_memory_occupation": release,
+        "/resume_memory_occupation": reclaim,
         "/pause_generation": pause,
         "/drain": drain,
         "/continue_generation": resume,

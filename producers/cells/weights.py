@@ -30,6 +30,7 @@ class Weights:
     """version: that the engine holds, -1 before it was asked. patience_s: how long to wait for the cell above in the tree.
 
     keep_kv: the engine was started to keep KV across versions
+    lacking: it has no weights at all: its memory was away
     """
 
     engine: InferenceEngine
@@ -39,6 +40,7 @@ class Weights:
     patience_s: float = 0.0
     keep_kv: bool = False
     version: int = -1
+    lacking: bool = False
     _unprobed: Published | None = None
     _told: tuple[int, int] = (0, -1)
     _since: float = 0.0
@@ -54,8 +56,8 @@ class Weights:
     async def take(self, orders: Orders) -> bool:
         """Load the ordered version; whether the engine holds it now. Its source may be gone until the core publishes again."""
         ordered = orders.weights
-        if ordered is None or ordered.version == self.version:
-            return True
+        if ordered is None or (ordered.version == self.version and not self.lacking):
+            return not self.lacking
         began, speaker = time.monotonic(), self.speaker
         folder = await self._pulled(orders, ordered)
         if folder is None:
@@ -65,7 +67,7 @@ class Weights:
         if self.keep_kv and _can_be_probed(ordered):
             await self._prepare_kept(ordered)
         await self.engine.load_weights(folder, str(ordered.version))
-        before, self.version = self.version, ordered.version
+        before, self.version, self.lacking = self.version, ordered.version, False
         await asyncio.to_thread(self.snapshots.keep_only, ordered.version)
         await speaker.say(
             WeightsLoaded(

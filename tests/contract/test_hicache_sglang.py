@@ -26,7 +26,8 @@ from gyre_engine.sampling.hicache import control
 from gyre_engine.sampling.hicache.control import Control, ControlLost, Json
 from gyre_engine.sampling.native.fresh import QUICKSTART, write_fresh_model
 from gyre_engine.sampling.sglang import SGLangEngine
-from infra.sglang.launch import PYTHON, sglang_on_cpu
+from infra.sglang.launch import PYTHON, ended_together, sglang_on_cpu
+from infra.supervisor.lifeline import tied
 
 pytestmark = [
     pytest.mark.slow,
@@ -240,7 +241,7 @@ async def server(folders: tuple[Path, Path], tmp_path: Path) -> AsyncIterator[tu
     )  # fmt: skip
     client = SGLangEngine(f"http://127.0.0.1:{port}")
     with (tmp_path / "log").open("wb") as output:
-        process = subprocess.Popen(launch.argv, env=launch.env, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(tied(ended_together(launch.argv)), env=launch.env, stdout=output, stderr=output)
         try:
             async with asyncio.timeout(BOOT_SECONDS):
                 while True:
@@ -252,7 +253,7 @@ async def server(folders: tuple[Path, Path], tmp_path: Path) -> AsyncIterator[tu
             yield client, sockets
         finally:
             await client.close()
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
 
 

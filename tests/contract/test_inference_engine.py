@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import subprocess
 import threading
@@ -36,7 +35,8 @@ from gyre_engine.sampling.native import NativeEngine
 from gyre_engine.sampling.native.fresh import QUICKSTART, write_fresh_model
 from gyre_engine.sampling.scripted import Script, ScriptedEngine, scripted_logprob
 from gyre_engine.sampling.sglang import SGLangEngine
-from infra.sglang.launch import PYTHON, sglang_on_cpu
+from infra.sglang.launch import PYTHON, ended_together, sglang_on_cpu
+from infra.supervisor.lifeline import tied
 from producers.cells.engine_server import engine_app
 
 CONTEXT = 4096
@@ -98,11 +98,11 @@ def real_sglang(folder: Path, log: Path) -> Iterator[str]:
     port = free_port()
     launch = sglang_on_cpu(str(folder), "v1", host="127.0.0.1", port=port, environment=os.environ, max_batch=BATCH)
     with log.open("wb") as output:
-        process = subprocess.Popen(launch.argv, env=launch.env, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(tied(ended_together(launch.argv)), env=launch.env, stdout=output, stderr=output)
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
 
 
@@ -318,6 +318,21 @@ async def test_a_drain_says_what_it_interrupted_and_lets_nothing_in(subject: Sub
     await subject.engine.resume()
     assert [answer.finish_reason for answer in answers] == [FinishReason.ABORT] * 2
     assert said in ({}, {r.rid: 20 + len(a.output_ids) for r, a in zip(asked, answers, strict=True)})
+
+
+async def test_memory_that_was_given_back_comes_back_with_the_next_weights(subject: Subject) -> None:
+    """In the order that SGLang demands: drain, release, reclaim, load, resume; no KV of before is gone on from."""
+    running = await opened(subject.engine, asking("cut", prompt(20), ENDLESS))
+    await subject.engine.drain()
+    await rest(*running)
+    await subject.engine.release_memory()
+    await subject.engine.reclaim_memory()
+    await subject.engine.load_weights(subject.second, "v2")
+    await subject.engine.resume()
+    answer = await complete(subject.engine, asking("after", prompt(20), SamplingParams(max_tokens=8, seed=1)))
+    assert (answer.weight_spans, answer.cached_tokens) == (((0, "v2"),), 0)
+    scores = await subject.engine.score(prompt(20) + list(answer.output_ids))
+    assert answer.logprobs == pytest.approx(scores[19:], abs=1e-4)
 
 
 async def test_a_publication_aborts_nothing_in_flight(subject: Subject) -> None:

@@ -127,6 +127,13 @@ class NativeEngine:
         """See KvHolder."""
         return self._interrupted.get(rid)
 
+    async def release_memory(self) -> None:
+        """See InferenceEngine. Main memory is not scarce as a GPU's is: KV goes, weights stay."""
+        await self._ask(self._batcher.cache.clear)
+
+    async def reclaim_memory(self) -> None:
+        """See InferenceEngine."""
+
     async def resume(self) -> None:
         """See InferenceEngine."""
         await self._ask(self._resume)

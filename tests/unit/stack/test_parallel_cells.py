@@ -61,7 +61,7 @@ def test_a_model_that_does_not_divide_is_told_before_the_start_with_every_size(t
 
 def test_engine_args_end_the_command_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.sglang.launch.PYTHON", Path("/bin/sh"))
-    monkeypatch.setattr("infra.stack.cells.find_bwrap", lambda: "bwrap")
+    monkeypatch.setattr("infra.sglang.launch.find_bwrap", lambda: "bwrap")
     launch = launched("cells.count=1", "cells.engine=sglang", 'cells.engine_args=["--tp-size", "2"]')
     [engine] = [spec for spec in run_processes(launch, StackFolder(tmp_path)) if spec.name == "cell-0-engine"]
     assert engine.argv[-2:] == ("--tp-size", "2")
