@@ -204,13 +204,15 @@ def _sglang(cells: CellsConfig) -> Iterator[Problem]:
         yield Problem('cells.engine is "sglang", which is not installed: `make install-sglang`', (("cells", "engine"),))
     if python and not os.access(python, os.X_OK):
         yield Problem(f"cells.sglang_python: {python} is no program that can be run", (("cells", "sglang_python"),))
-    if not (python or cells.engine_kv == "hicache"):
+    asked = {"engine_kv": cells.engine_kv == "hicache", "sglang_python": bool(python), "release_memory": cells.release_memory}
+    keys = [("cells", key) for key, given in asked.items() if given]
+    if not keys:
         return
     if missing := no_gpu():
-        at = kv if cells.engine_kv == "hicache" else ("cells", "sglang_python")
-        text = f"{'.'.join(map(str, at))} needs a GPU: HiCache and SGLang for GPUs call CUDA's runtime, and {missing}"
-        yield Problem(f"{text}. On a CPU leave out both keys: SGLang's KV is computed again there", (at,))
-    elif not python:
+        names = " and ".join(".".join(key) for key in keys)
+        text = f"{names}: needs a GPU, as SGLang calls CUDA's runtime then, and {missing}"
+        yield Problem(f"{text}. On a CPU leave it out: memory stays, and KV is computed again", tuple(keys))
+    elif cells.engine_kv == "hicache" and not python:
         text = 'cells.engine_kv is "hicache", but cells.sglang_python is empty: SGLang on the CPU has no HiCache'
         yield Problem(text, (kv, ("cells", "sglang_python")))
 

@@ -2,7 +2,8 @@
 
 Real Kafka; the proxy, three native engines and their agents as processes; 40 executions that call all the time. The bench commands the
 switches as a scheduler does (the real answer to drains, `consumers.scheduler.moving`), always of the cells that hold the most
-executions, and publishes new weights now and then, which cells load before they sample again. No trainer runs: a cell that trains waits to join. The last line is one JSON object:
+executions, and publishes new weights now and then, which cells load before they sample again. No trainer runs: a cell that trains
+waits to join. The last line is one JSON object:
 
 to_training_ms_p50, _p99   from the command's event to the cell's `role-changed` to training: drained, KV read by others, freed
 to_sampling_ms_p50, _p99   from the command's event to `role-changed` to sampling: weights pulled and loaded where there are new ones

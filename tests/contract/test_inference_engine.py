@@ -54,6 +54,7 @@ class Subject:
     first: Path
     second: Path
     reference: Any  # a transformers model of `first`, or None where the outputs are given
+    gives_memory: bool = True
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ async def subject(request: pytest.FixtureRequest, folders: tuple[Path, Path], re
         client = SGLangEngine(request.getfixturevalue("sglang_url"))
         await answering(client)
         await client.load_weights(first, "v1")
-        yield Subject(client, first, second, reference)
+        yield Subject(client, first, second, reference, gives_memory=False)
         await client.close()
 
 
@@ -322,6 +323,8 @@ async def test_a_drain_says_what_it_interrupted_and_lets_nothing_in(subject: Sub
 
 async def test_memory_that_was_given_back_comes_back_with_the_next_weights(subject: Subject) -> None:
     """In the order that SGLang demands: drain, release, reclaim, load, resume; no KV of before is gone on from."""
+    if not subject.gives_memory:
+        pytest.skip("SGLang calls CUDA's runtime when it gives memory back: tests/gpu/sglang.sh memory does this there")
     running = await opened(subject.engine, asking("cut", prompt(20), ENDLESS))
     await subject.engine.drain()
     await rest(*running)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -54,16 +54,18 @@ def model(folder: Path) -> Path:
 
 
 @contextmanager
-def served(folder: Path, scratch: Path, secret: Path) -> Iterator[tuple[SGLangEngine, subprocess.Popen[bytes]]]:
+def served(
+    folder: Path, scratch: Path, kv: MovingKv | None = None, extra: tuple[str, ...] = ()
+) -> Iterator[tuple[SGLangEngine, subprocess.Popen[bytes]]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     launch = sglang_on_gpu(
         sys.executable, str(folder), "0", host="127.0.0.1", port=port, environment=os.environ, kv_capacity=32768, max_batch=8,
-        kv=MovingKv(str(scratch), 1 << 28, str(secret)), flags=FLAGS,
+        kv=kv, flags=FLAGS,
     )  # fmt: skip
     with (scratch.with_suffix(".log")).open("wb") as log:
-        process = subprocess.Popen(launch.argv, env=launch.env, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen((*launch.argv, *extra), env=launch.env, stdout=log, stderr=log, start_new_session=True)
         try:
             yield SGLangEngine(f"http://127.0.0.1:{port}"), process
         finally:
@@ -167,7 +169,8 @@ async def run(folder: Path) -> Mapping[str, Any]:
     with ExitStack() as stack:
         engines = []
         for name in ("source", "target"):  # one after the other: each looks how much of the GPU is free
-            engine, process = stack.enter_context(served(weights, folder / name, secret))
+            kv = MovingKv(str(folder / name), 1 << 28, str(secret))
+            engine, process = stack.enter_context(served(weights, folder / name, kv))
             await up(engine, process, folder / f"{name}.log")
             engines.append(engine)
         up_s = time.monotonic() - began
@@ -182,13 +185,18 @@ async def run(folder: Path) -> Mapping[str, Any]:
                 await engine.close()
 
 
-def main() -> int:
+def told(check: Callable[[Path], Awaitable[Mapping[str, Any]]]) -> int:
+    """Run a check in a folder of its own and print what it found; the exit status."""
     if missing := no_gpu():
         print(json.dumps({"ok": False, "why": missing}))
         return 1
-    with tempfile.TemporaryDirectory(prefix="gyre-kv-") as folder:
+
+    async def checked(folder: Path) -> Mapping[str, Any]:
+        return await check(folder)
+
+    with tempfile.TemporaryDirectory(prefix="gyre-gpu-") as folder:
         try:
-            found = asyncio.run(run(Path(folder)))
+            found = asyncio.run(checked(Path(folder)))
         except Exception as error:
             print(json.dumps({"ok": False, "why": f"{type(error).__name__}: {error}"[:2000]}))
             return 1
@@ -197,4 +205,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(run))

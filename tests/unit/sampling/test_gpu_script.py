@@ -19,7 +19,7 @@ from gyre_engine.sampling.sglang import SGLangEngine
 from gyre_engine.transfer.tcp import TcpTransfer
 from producers.cells.engine_kv import KvDesk
 from producers.cells.engine_server import engine_app
-from tests.gpu import kv_sglang
+from tests.gpu import kv_sglang, memory_sglang
 
 
 @asynccontextmanager
@@ -50,3 +50,14 @@ async def test_the_script_for_a_gpu_finds_native_engines_in_order(tmp_path: Path
     assert found["failed"] == []
     assert found["ok"]
     assert found["cached_tokens"] == found["tokens"] >= len(kv_sglang.PROMPT) + kv_sglang.INTERRUPT_AFTER - 1
+
+
+@pytest.mark.slow
+async def test_the_script_of_memory_holds_but_for_what_only_a_gpu_gives_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, free = kv_sglang.model(tmp_path / "model"), iter([0, 1 << 30])
+    monkeypatch.setattr(memory_sglang, "free_bytes", lambda: next(free))
+    async with cell(weights) as engine:
+        found = await memory_sglang.measured(engine, weights)
+    assert (found["failed"], found["released_bytes"]) == ([], 1 << 30)

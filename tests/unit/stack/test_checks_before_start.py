@@ -140,8 +140,8 @@ def test_kv_that_moves_through_hicache_is_refused_without_a_gpu(experiment: Path
     python = f'engine = "sglang"\nsglang_python = "{sys.executable}"\n'
     experiment.write_text(experiment.read_text() + f'[cells]\n{python}engine_kv = "hicache"\n')
     [line] = problems(experiment)
-    assert "line 10: cells.engine_kv needs a GPU: HiCache" in line
-    assert "CUDA's runtime, and NVIDIA's driver is not on this machine. On a CPU leave out" in line
+    assert "line 10: cells.engine_kv and cells.sglang_python: needs a GPU" in line
+    assert "CUDA's runtime then, and NVIDIA's driver is not on this machine. On a CPU leave it out" in line
 
 
 def test_hicache_needs_sglang_for_gpus(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
