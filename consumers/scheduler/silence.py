@@ -26,7 +26,7 @@ class Silence:
 
     def listen(self, fleet: Fleet, expected: Iterable[str], now: float) -> None:
         """Note who has spoken since the last time. expected: cells that must start, whether they have or not."""
-        words = {name: ("", 0) for name in expected} | {name: (s.incarnation, s.words) for name, s in fleet.cells.items()}
+        words = dict.fromkeys(expected, ("", 0)) | {name: (s.incarnation, s.words) for name, s in fleet.cells.items()}
         news = [name for name, word in words.items() if self._words.get(name) != word]
         if news and now - self._latest > self.limit_s / 2:
             self._heard = dict.fromkeys(words, now)

@@ -71,9 +71,11 @@ def _sglang(launch: Launch, folder: StackFolder, place: CellPlace) -> SGLangLaun
             cells.sglang_python, model, version, host=host, port=port, environment=os.environ, kv_capacity=cells.kv_tokens,
             max_batch=cells.capacity, kv=_moving(launch, folder, place) if cells.engine_kv == "hicache" else None,
         )  # fmt: skip
+    own = folder.scratch / launch.run / place.name / "server"
     return sglang_on_cpu(
-        model, version, host=host, port=port, environment=os.environ, kv_capacity=cells.kv_tokens, max_batch=cells.capacity
-    )
+        model, version, host=host, port=port, environment=os.environ, kv_capacity=cells.kv_tokens, max_batch=cells.capacity,
+        scratch=str(own),
+    )  # fmt: skip
 
 
 def _moving(launch: Launch, folder: StackFolder, place: CellPlace) -> MovingKv:

@@ -101,13 +101,18 @@ def replay(config: Config, pinned_hash: str) -> ReplaySettings:
     )  # fmt: skip
 
 
+def moves_kv(config: Config) -> bool:
+    """Whether the cells' engines have KV that can be moved; without it the scheduler still says where calls go on."""
+    return config.cells.engine == "native" or config.cells.engine_kv != "none"
+
+
 def scheduler(launch: Launch, holder: str) -> SchedulerSettings:
     config = launch.settings
     s = config.schedule
     return SchedulerSettings(
         holder=holder, cells=tuple(map(cell_name, positions(config))), plan=class_plan(config),
         group_size=config.batch.group_size, policy=s.policy, across_versions=keeps_kv(config),
-        options=PolicySettings(slack=s.slack, training_cells=s.training_cells), kv=s.kv, silence_s=s.silence_s,
+        options=PolicySettings(slack=s.slack, training_cells=s.training_cells), kv=s.kv if moves_kv(config) else "never", silence_s=s.silence_s,
     )  # fmt: skip
 
 

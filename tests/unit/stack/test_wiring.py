@@ -63,3 +63,10 @@ def test_trainers_and_agents_are_told_the_transfer_and_agents_the_tree(tmp_path:
     assert (agent.transfer, agent.fanout, agent.patience_s) == ("verbs", 2, 3.0)
     assert agent.order == ("cell-0", "cell-1", "standalone-0")
     assert wiring.trainer(launch, StackFolder(tmp_path), "cell-1", "me").transfer == "verbs"
+
+
+def test_the_scheduler_moves_no_kv_of_engines_that_have_none_to_give(tmp_path: Path) -> None:
+    given = {"native": "auto", "sglang": "never", "scripted": "never"}
+    for engine, kv in given.items():
+        assert wiring.scheduler(launched(f"cells.engine='{engine}'", "cells.script='answers.toml'"), "me").kv == kv
+    assert wiring.scheduler(launched("cells.engine='sglang'", "cells.engine_kv='hicache'"), "me").kv == "auto"
