@@ -112,7 +112,8 @@ def scheduler(launch: Launch, holder: str) -> SchedulerSettings:
     return SchedulerSettings(
         holder=holder, cells=tuple(map(cell_name, positions(config))), plan=class_plan(config),
         group_size=config.batch.group_size, policy=s.policy, across_versions=keeps_kv(config),
-        options=PolicySettings(slack=s.slack, training_cells=s.training_cells), kv=s.kv if moves_kv(config) else "never", silence_s=s.silence_s,
+        options=PolicySettings(slack=s.slack, training_cells=s.training_cells),
+        kv=s.kv if moves_kv(config) else "never", silence_s=s.silence_s,
     )  # fmt: skip
 
 
