@@ -9,10 +9,14 @@ promises  the protocol of `gyre_engine.sampling.sglang`, whatever engine stands 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import signal
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import uvicorn
@@ -38,6 +42,11 @@ from producers.cells.engine_wire import (
     render_stats,
     wants_scores,
 )
+
+if TYPE_CHECKING:
+    from gyre_engine.sampling.native import NativeEngine
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[Json], Awaitable[Json]]
 
@@ -104,7 +113,15 @@ def run_engine_server(
 
     engine = NativeEngine(folder, version, kv_capacity=kv_capacity, max_batch=max_batch, max_context=max_context, keep_kv=keep_kv)
     kv = KvDesk(engine, open_transfer(transfer, host, secret=kv_secret), keep_kv=keep_kv) if kv_secret else None
+    threading.Thread(target=end_with, args=(engine,), daemon=True).start()
     serve(engine, host, port, paused=paused, kv=kv)
+
+
+def end_with(engine: NativeEngine) -> None:
+    """Wait for the engine's thread. Where it broke nobody is served any more: the process ends, and its supervisor starts the next."""
+    if (failure := engine.join()) is not None:
+        logger.error("%s", failure)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run_scripted_server(

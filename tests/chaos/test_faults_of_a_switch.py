@@ -6,6 +6,7 @@ of docs/faults.md for all of them together.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import pytest
 
 from gyre_engine.events import Event
 from gyre_engine.events.calls import ModelCall
-from gyre_engine.events.cells import CellHealth, CellLost, CellStarted, LifeChanged, LifeState, SwitchRole
+from gyre_engine.events.cells import CellLost, CellStarted, LifeChanged, LifeState, SwitchRole
 from gyre_engine.events.training import Claimed, MemberJoined, MemberReleased, Sealed, StepCommitted, StepOpened
 from tests.chaos.live import Ear, live
 from tests.chaos.test_kills import assert_as_if_nobody_had_been_killed
@@ -103,9 +104,9 @@ def committed(event: Event) -> bool | None:
 
 
 def test_who_sleeps_in_a_switch_is_passed_over_and_comes_back(tmp_path: Path) -> None:
-    """SIGSTOP of a computing trainer until its lease is over, of an agent until its cell is lost, of an engine until its agent says
-    that it does not answer; each then wakes (SIGCONT)."""
-    steps = 12
+    """SIGSTOP of a computing trainer until its lease is over, of an agent and of an engine until their cell is lost (an agent whose
+    engine does not answer waits for it, and says nothing); each then wakes (SIGCONT)."""
+    steps = 20
     program, given = Gyre(tmp_path), settings(
         f"run.steps={steps}", "schedule.policy='colocate'", f"cells.lease_s={LEASE_S}", f"schedule.silence_s={SILENCE_S}",
         "batch.micro_step_tokens=256",
@@ -114,32 +115,32 @@ def test_who_sleeps_in_a_switch_is_passed_over_and_comes_back(tmp_path: Path) ->
         with run.log() as log:
             ear = Ear(run, log)
             ear.until(committed, "the first step")
-            asleep(ear, trainer_at(Claimed), lambda cell: lambda event: isinstance(event, MemberReleased) and event.cell == cell)
-            asleep(
-                ear, agent_in(LifeState.SAMPLING), lambda cell: lambda event: isinstance(event, CellLost) and event.cell == cell
-            )
-            asleep(ear, engine_in(LifeState.SAMPLING), lambda cell: lambda event: unwell(event, cell))
+            asleep(ear, trainer_at(Claimed), MemberReleased)
+            asleep(ear, agent_in(LifeState.SAMPLING), CellLost)
+            asleep(ear, engine_in(LifeState.SAMPLING), CellLost)
         run.process.wait(400)
         assert run.process.returncode == 0, run.output()
     assert_as_if_nobody_had_been_killed(program, steps)
     assert_agents_saw_nothing(program)
 
 
-def unwell(event: Event, cell: str) -> bool:
-    return isinstance(event, CellHealth) and event.cell == cell and not event.healthy
-
-
-def asleep(ear: Ear, hits: Callable[[Event], str | None], noticed: Callable[[str], Callable[[Event], bool]]) -> None:
-    """Stop a process where `hits` says, wake it when the log says that it is missed; then its cell speaks, and a step is committed."""
+def asleep(ear: Ear, hits: Callable[[Event], str | None], missed: type[Event]) -> None:
+    """Stop a process where `hits` says; wake it when the log says that it is missed and a step went on without it; then its cell
+    changes again, and a step is committed."""
     name = ear.until(hits, "the state to sleep in")
     cell = name.rpartition("-")[0]
+
+    def of_it(kinds: tuple[type[Event], ...]) -> Callable[[Event], bool | None]:
+        return lambda event: (isinstance(event, kinds) and event.cell == cell) or None  # type: ignore[attr-defined]
+
     pid = ear.run.signal(name, signal.SIGSTOP)
     try:
-        ear.until(lambda event: noticed(cell)(event) or None, f"{name} being missed")
+        ear.until(of_it((missed,)), f"{name} being missed")
+        ear.until(committed, f"a step without {name}")
     finally:
-        ear.run.signal(name, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
     assert ear.run.pid(name) == pid, "it is the same process that goes on"
-    ear.until(lambda event: (isinstance(event, (LifeChanged, CellStarted)) and event.cell == cell) or None, f"{cell} going on")
+    ear.until(of_it((LifeChanged, CellStarted)), f"{cell} going on")
     ear.until(committed, f"a step after {name} woke")
 
 

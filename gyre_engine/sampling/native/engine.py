@@ -171,6 +171,11 @@ class NativeEngine:
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
 
+    def join(self) -> EngineFailed | None:
+        """Wait until the thread has ended; what broke it, None where the engine was closed."""
+        self._thread.join()
+        return self._failure
+
     def _check(self, request: GenerateRequest) -> None:
         length, limit = len(request.input_ids), self._limits.longest
         if length >= limit:
@@ -202,16 +207,22 @@ class NativeEngine:
         return read_weights(folder, shape)
 
     async def _ask(self, question: Callable[[], Answer]) -> Answer:
-        """Have the thread run something between two steps; its answer or error."""
+        """Have the thread run something between two steps; its answer or error. What nobody waits for any more is not run."""
         future: Future[Answer] = Future()
 
         def answer() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(question())
             except Exception as error:
                 future.set_exception(error)
 
-        self._post(answer, future.set_exception)
+        def refuse(error: EngineError) -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+        self._post(answer, refuse)
         return await asyncio.wrap_future(future)
 
     def _post(self, work: Callable[[], None], refuse: Callable[[EngineError], None] = lambda _: None) -> None:
@@ -242,10 +253,8 @@ class NativeEngine:
             self._wake.wait_for(lambda: self._closed or self._inbox or (self._batcher.busy and not self._paused))
             if self._closed:
                 return False
-            letters = list(self._inbox)
-            self._inbox.clear()
-        for letter in letters:
-            letter.work()
+        for _ in range(len(self._inbox)):
+            self._inbox.popleft().work()  # those behind one that breaks the thread stay, to be refused
         if self._batcher.busy and not self._paused:
             self._batcher.step()
         self._deliver()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from gyre_engine.sampling.native.fresh import write_fresh_model
 from gyre_engine.sampling.native.shape import ModelShape, read_shape
 from gyre_engine.sampling.native.weights import read_weights
 from gyre_engine.sampling.sglang import SGLangEngine
-from producers.cells.engine_server import run_engine_server
+from producers.cells.engine_server import end_with, run_engine_server
 
 LONG = SamplingParams(max_tokens=480, seed=1)
 
@@ -66,14 +67,59 @@ async def test_what_was_asked_and_not_heard_when_the_thread_broke_is_told_too(
     monkeypatch.setattr(engine._batcher, "_decode", break_down)
     first = asyncio.create_task(complete(engine, GenerateRequest("first", [1, 2, 3])))
     await asyncio.to_thread(computing.wait, 60)
+    gone = asyncio.create_task(engine.stats())
     late = [asyncio.create_task(complete(engine, GenerateRequest("late", [1, 2, 3]))), asyncio.create_task(engine.stats())]
     async with asyncio.timeout(60):
-        while len(engine._inbox) < len(late):
+        while len(engine._inbox) < 1 + len(late):
             await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
         asked.set()
         for failed in await asyncio.gather(first, *late, return_exceptions=True):
             assert isinstance(failed, EngineFailed) and "no KV left" in str(failed)
     await engine.close()
+
+
+async def test_a_question_whose_asker_has_left_breaks_nothing(folder: Path) -> None:
+    """As after a pause of the whole process: its clients have gone meanwhile, and their requests stand before those of others."""
+    engine = NativeEngine(folder, "v1")
+    busy, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        busy.set()
+        go_on.wait(60)
+
+    engine._post(wait)
+    await asyncio.to_thread(busy.wait, 60)
+    gone = [asyncio.create_task(complete(engine, GenerateRequest("gone", [1, 2, 3]))), asyncio.create_task(engine.stats())]
+    async with asyncio.timeout(20):
+        while len(engine._inbox) < len(gone):
+            await asyncio.sleep(0)
+        for asker in gone:
+            asker.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        asked = asyncio.create_task(engine.stats())
+        await asyncio.sleep(0)
+        go_on.set()
+        assert (await asked).running == 0
+        assert len((await complete(engine, GenerateRequest("next", [1, 2, 3], SamplingParams(max_tokens=4)))).output_ids) <= 4
+    await engine.close()
+
+
+async def test_an_engine_whose_thread_broke_takes_its_process_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would serve nobody for ever; its supervisor starts the next. One that was closed ends as it was told to."""
+    signals = list[tuple[int, int]]()
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+    closed = NativeEngine(folder, "v1")
+    await closed.close()
+    end_with(closed)
+    assert signals == []
+    broken = NativeEngine(folder, "v1")
+    monkeypatch.setattr(broken._batcher, "_decode", lambda *_: 1 / 0)
+    with pytest.raises(EngineFailed, match="restart"):
+        await complete(broken, GenerateRequest("r", [1, 2, 3]))
+    await asyncio.to_thread(end_with, broken)
+    assert signals == [(os.getpid(), signal.SIGTERM)]
 
 
 async def test_a_closed_engine_ends_what_is_in_flight(folder: Path) -> None:
