@@ -153,7 +153,13 @@ def drain_cell(log: KafkaLog, cell: str, wait: bool) -> None:
     log.append_all([LeaveWanted(cell=cell, by="gyre cells drain")])
     if wait:
         limit = LifeLimits().sealing + 60.0
-        _until(log, lambda now: cell in now.cells and now.cells[cell].role is CellRole.LEFT, f"{cell} to leave", limit)
+        _until(log, lambda now: _has_left(now, cell), f"{cell} to leave", limit)
+
+
+def _has_left(fleet: Fleet, cell: str) -> bool:
+    """By its own word; one that is lost says none, and is of the run no more once it was told to leave."""
+    state = fleet.cells.get(cell)
+    return state is not None and (state.role is CellRole.LEFT or (fleet.leaves(cell) and fleet.lost(cell)))
 
 
 def _until(log: KafkaLog, done: Callable[[Fleet], bool], what: str, limit_s: float) -> None:

@@ -88,9 +88,10 @@ class Standing:
     def config(self) -> Config:
         return config_from_json(self.info.started.config)
 
-    @property
-    def position(self) -> int:
-        """The place after all others."""
+    def position(self, name: str) -> int:
+        """The place that the cell had, else that after all others."""
+        if (before := self.fleet.cells.get(name)) is not None:
+            return before.position
         return 1 + max((state.position for state in self.fleet.cells.values()), default=0)
 
     def require_open(self, settings: JoinSettings) -> None:
@@ -98,9 +99,13 @@ class Standing:
         run, own = self.info.run, self.config
         if self.info.ended is not None:
             raise CannotJoin(f"{run} is over ({self.info.ended.outcome}): cells join runs that go on")
-        if settings.name in self.fleet.cells:
-            state = "has left" if self.fleet.leaves(settings.name) else "is in"
-            raise CannotJoin(f"a cell named {settings.name} {state} {run}: give another --name")
+        if self.fleet.leaves(settings.name):
+            raise CannotJoin(f"a cell named {settings.name} has left {run}: give another --name")
+        if settings.name in self.fleet.cells and not self.fleet.lost(settings.name):
+            silence = f"{own.schedule.silence_s:.0f} s"
+            raise CannotJoin(
+                f"a cell named {settings.name} is in {run}: give another --name, or, if it is this host's that died, wait {silence}"
+            )
         started = self.info.started
         if other := differences(started.versions, versions()):
             raise CannotJoin(f"{run} cannot have a cell with other versions: {'; '.join(other)}; install those of the run")
@@ -171,7 +176,7 @@ class Joining:
         return Launch(
             run=self.run, config=started.config, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
             partitions=kafka.partitions, replication=kafka.replication, proxy_url="", clickhouse_url="",
-            cells=(CellPlace(settings.name, standing.position, url),), host=settings.host, model=str(model),
+            cells=(CellPlace(settings.name, standing.position(settings.name), url),), host=settings.host, model=str(model),
             model_version=published.version,
         )  # fmt: skip
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gyre_engine.config import Config, to_json
-from gyre_engine.events.cells import CellRole, CellStarted, CellWanted, LeaveWanted, RoleChanged
+from gyre_engine.events import Event
+from gyre_engine.events.cells import CellLost, CellRole, CellStarted, CellWanted, LeaveWanted, RoleChanged, SwitchRole
 from gyre_engine.events.log import RunEnded, RunStarted
 from gyre_engine.log.memory import MemoryLog
 from gyre_engine.log.runs import RunInfo
@@ -15,7 +16,7 @@ from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.training.fingerprint import fingerprint
 from infra.cli.errors import CommandError
-from infra.cli.joining import _properties, _take_key, add_cells, drain_cell
+from infra.cli.joining import _has_left, _properties, _take_key, add_cells, drain_cell
 from infra.stack.cells import CellKeeper, Wanted
 from infra.stack.joining import CannotJoin, JoinSettings, Standing
 from infra.stack.launch import CellPlace, Launch
@@ -49,6 +50,9 @@ def started(cell: str, position: int, role: CellRole = CellRole.SAMPLING) -> Cel
 
 def left(cell: str) -> RoleChanged:
     return RoleChanged(cell=cell, incarnation="1", role=CellRole.LEFT, command_epoch=1, command_number=3)
+
+
+LOST = CellLost(epoch=1, number=9, cell="new", incarnation="1", words=9, silent_us=60_000_000)
 
 
 def keeper(log: MemoryLog, folder: Path, processes: Processes) -> CellKeeper:
@@ -105,6 +109,15 @@ def test_a_drain_is_refused_where_it_cannot_be() -> None:
     assert [r.event for r in log.read("cells")][-1] == LeaveWanted(cell="cell-1", by="gyre cells drain")
 
 
+def test_a_drain_of_a_cell_that_is_gone_without_a_word_waits_for_none() -> None:
+    told = SwitchRole(epoch=1, number=1, cell="new", to=CellRole.LEFT, reason="", water_level=0, sampling_capacity=0)
+    fleet = Fleet()
+    for event in (started("new", 3), LOST):
+        fleet = observe(fleet, event)
+    assert not _has_left(fleet, "new")
+    assert _has_left(observe(fleet, told), "new")
+
+
 def test_a_drain_waits_until_the_cell_has_left() -> None:
     log = MemoryLog(run="r")
     log.append_all([started("cell-0", 0), started("cell-1", 1)])
@@ -117,7 +130,7 @@ def test_a_drain_waits_until_the_cell_has_left() -> None:
     assert not waiting.is_alive()
 
 
-def standing(*events: CellStarted | RoleChanged, ended: RunEnded | None = None, **pinned: object) -> Standing:
+def standing(*events: Event, ended: RunEnded | None = None, **pinned: object) -> Standing:
     fleet = Fleet()
     for event in events:
         fleet = observe(fleet, event)
@@ -136,14 +149,20 @@ def join(name: str = "new", *, other_hardware: bool = False) -> JoinSettings:
 def test_a_cell_joins_behind_all_others() -> None:
     there = standing(started("cell-0", 0), started("cell-2", 2), started("standalone-0", -1))
     there.require_open(join())
-    assert there.position == 3
+    assert there.position("new") == 3
+
+
+def test_a_cell_that_died_without_a_word_comes_back_to_its_place() -> None:
+    there = standing(started("cell-0", 0), started("new", 1), started("cell-2", 2), LOST)
+    there.require_open(join())
+    assert there.position("new") == 1
 
 
 @pytest.mark.parametrize(
     ("there", "said"),
     [
         (standing(ended=RunEnded(run="r", outcome="completed", reason="", steps=3)), r"r is over \(completed\)"),
-        (standing(started("new", 3)), "a cell named new is in r: give another --name"),
+        (standing(started("new", 3)), "a cell named new is in r: give another --name, or, if it is this host's that died, wait"),
         (standing(started("new", 3), left("new")), "a cell named new has left r"),
         (standing(versions={**versions(), "torch": "1.0"}), "torch was 1.0, here it is"),
         (standing(fingerprint={**fingerprint(1), "cpu": "another"}), "cpu was another.*--other-hardware joins all the same"),
