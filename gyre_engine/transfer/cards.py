@@ -14,7 +14,7 @@ from typing import Any
 
 from gyre_engine.transfer.port import NotPossible, PeerLost, Region
 
-OUTSTANDING = 32
+OUTSTANDING = 4
 """Reads in flight of one queue pair, at most."""
 PORT = 1
 _TIMEOUT, _RETRIES = 17, 7  # 4.096 us * 2^17 = 0.54 s, then 7 times again: a dead peer is known after 4 s
@@ -86,7 +86,6 @@ class Card:
         self.port = self.context.query_port(PORT)
         self.gid_index = _gid_index(self.context, self.port.gid_tbl_len)
         self.reads = min(OUTSTANDING, self.context.query_device().max_qp_rd_atom)
-        self.largest_message = int(self.port.max_msg_sz)
 
     def memory(self, region: Region, *, remote: bool) -> Any:
         """`region` as the card sees it, without a copy: readable by peers, or a target here. None for no bytes. Raises NotPossible."""
@@ -153,11 +152,11 @@ class Pair:
         a.timeout, a.retry_cnt, a.rnr_retry = _TIMEOUT, _RETRIES, _RETRIES
         self._pair.to_rts(a)
 
-    def post_read(self, number: int, memory: Any, into: int, peer: Address, offset: int, nbytes: int) -> None:
+    def post_read(self, memory: Any, into: int, peer: Address, offset: int, nbytes: int) -> None:
         """Have the card read `nbytes` of the peer's memory from `offset` on into the address `into` of `memory`."""
         e, wr = constants(), _part("wr")
         part = wr.SGE(into, nbytes, memory.lkey)
-        work = wr.SendWR(wr_id=number, num_sge=1, sg=[part], opcode=e.IBV_WR_RDMA_READ, send_flags=e.IBV_SEND_SIGNALED)
+        work = wr.SendWR(num_sge=1, sg=[part], opcode=e.IBV_WR_RDMA_READ, send_flags=e.IBV_SEND_SIGNALED)
         work.set_wr_rdma(peer.key, peer.address + offset)
         self._pair.post_send(work)
 

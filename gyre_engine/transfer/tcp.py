@@ -79,7 +79,7 @@ class TcpTransfer:
             raise ValueError(f"the source has {source.nbytes} bytes, the target {into.nbytes}; they must be equal")
         deadline = Deadline.after(timeout, f"peer {source.host}:{source.port}")
         progress = progress or Progress()
-        runs = list(_runs(progress.begin(source), max(1, RUN_BYTES // source.chunk)))
+        runs = list(runs_of(progress.begin(source), max(1, RUN_BYTES // source.chunk)))
 
         def connect() -> socket.socket:
             return knock(source, TCP, self._keys.opens(source), deadline)
@@ -166,7 +166,7 @@ class _Reading:
             self._progress.verified(index, len(part))
 
 
-def _runs(chunks: Iterable[int], longest: int) -> Iterable[Run]:
+def runs_of(chunks: Iterable[int], longest: int) -> Iterable[Run]:
     """Ascending chunk numbers as runs of neighbours."""
     first = count = 0
     for chunk in chunks:

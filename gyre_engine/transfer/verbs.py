@@ -24,11 +24,11 @@ from gyre_engine.transfer.cards import OUTSTANDING, Address, Card, Pair, constan
 from gyre_engine.transfer.digests import checked_digests, chunk_digests, verify
 from gyre_engine.transfer.port import DIGEST_BYTES, Descriptor, PeerLost, Progress, Region
 from gyre_engine.transfer.registry import STALLED_READER_SECONDS, Keys, Registration, Registry
-from gyre_engine.transfer.tcp import STREAMS
+from gyre_engine.transfer.tcp import STREAMS, runs_of
 from gyre_engine.transfer.wire import CHUNK_BYTES, OK, REFUSED, VERBS, Deadline, expect, knock, receive, send
 
-MESSAGE_BYTES = 1 << 20
-"""Longest single read; Soft-RoCE takes 8 MiB at most."""
+MESSAGE_BYTES = 8 << 20
+"""Longest single read: neighbouring chunks in one, so that asking costs little. Soft-RoCE takes no more."""
 LOOK_SECONDS = 0.0002, 0.02
 """Between looks at an empty completion queue, least and most: OUTSTANDING messages keep any card busy for longer than the least."""
 OWN_SHARE, OWN_BYTES = 1 / 8, 8 << 20
@@ -132,7 +132,7 @@ class _Reading:
         self._source, self._into, self._view = source, into, into.view()
         self._digests, self._progress, self._deadline = digests, progress, deadline
         self._left = deque(self._messages(progress.begin(source)))
-        self._flying: deque[tuple[int, bool]] = deque()
+        self._flying: deque[tuple[int, range]] = deque()
         self._whole: list[int] = []
         self._verifying: deque[Future[None]] = deque()
         self._came, self._looked, self._spent = 0, 0.0, 0.0
@@ -156,33 +156,34 @@ class _Reading:
             if memory:
                 memory.close()
 
-    def _messages(self, chunks: list[int]) -> Iterator[tuple[int, int, int, bool]]:
-        """(chunk, offset, nbytes, whether it is the chunk's last)"""
-        for index in chunks:
-            start, end = index * self._source.chunk, min((index + 1) * self._source.chunk, self._source.nbytes)
-            for offset in range(start, end, MESSAGE_BYTES):
-                yield index, offset, min(MESSAGE_BYTES, end - offset), offset + MESSAGE_BYTES >= end
+    def _messages(self, chunks: list[int]) -> Iterator[tuple[int, int, range]]:
+        """(offset, nbytes, the chunks that are complete with it)"""
+        size = self._source.chunk
+        for first, count in runs_of(chunks, max(1, MESSAGE_BYTES // size)):
+            end = min((first + count) * size, self._source.nbytes)
+            for offset in range(first * size, end, MESSAGE_BYTES):
+                last = offset + MESSAGE_BYTES >= end
+                yield offset, min(MESSAGE_BYTES, end - offset), range(first, first + count) if last else range(0)
 
     def _post(self, pair: Pair, memory: Any, peer: Address) -> bool:
         """Ask for the next message, where there is room for it: Soft-RoCE moves it before this returns."""
         if not self._left or len(self._flying) == OUTSTANDING:
             return False
-        index, offset, nbytes, last = self._left.popleft()
-        pair.post_read(index, memory, self._into.address + offset, peer, offset, nbytes)
-        self._flying.append((index, last))
+        offset, nbytes, completes = self._left.popleft()
+        pair.post_read(memory, self._into.address + offset, peer, offset, nbytes)
+        self._flying.append((offset, completes))
         return True
 
     def _take(self, pair: Pair) -> bool:
         """What the card has done, in the order in which it was asked for; whether that is anything."""
         count, done = pair.completions.poll(OUTSTANDING)
         for completion in done:
-            index, last = self._flying.popleft()
+            offset, completes = self._flying.popleft()
             if completion.status != constants().IBV_WC_SUCCESS:
                 raise PeerLost(
-                    f"{self._deadline.peer} was lost: reading chunk {index} ended with verbs status {completion.status}"
+                    f"{self._deadline.peer} was lost: reading from {offset} on ended with verbs status {completion.status}"
                 )
-            if last:
-                self._whole.append(index)
+            self._whole += completes
         self._came += count
         return bool(count)
 
@@ -194,7 +195,7 @@ class _Reading:
         return min(most, max(least, a_message * len(self._flying) / 4))
 
     def _check(self, threads: ThreadPoolExecutor) -> None:
-        """Verify what is complete, or have it verified: with slow cards no thread needs to wait for another. Raises IntegrityError."""
+        """Verify what is complete, or have it verified: with a slow card no thread waits for another. Raises IntegrityError."""
         while self._verifying and self._verifying[0].done():
             self._verifying.popleft().result()
         if not self._whole:

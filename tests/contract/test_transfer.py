@@ -240,8 +240,8 @@ def peer(what, kind, nbytes, given="-"):
             process.kill()
 
 
-NBYTES = 32 << 20
-"""More than the buffers of sockets hold."""
+NBYTES = 40 << 20
+"""More than the buffers of sockets hold, and than a card is asked for at once."""
 
 
 def test_a_writer_that_is_dead_raises_peer_lost_within_the_timeout(kind, transfer_of):
