@@ -2,13 +2,14 @@
 
 promises  an export is a copy, so that the store may drop what it likes: it is readable until it is released or its lease ends; an
           import is whole, verified and of this version, or it is nothing; each returns within its limit, whatever became of the
-          other side
+          other side; what was lent is given back once: an export that cannot end yet is tried again whenever the desk is used
 
 What is read in one piece: the pages' keys, 32 bytes each, then the pages in the same order.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from gyre_engine.sampling.hicache.store import PageStore
 from gyre_engine.sampling.kv import KvPart
 from gyre_engine.transfer import Descriptor, Region, Transfer
+
+logger = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 """SGLang's page keys are SHA-256."""
@@ -79,17 +82,27 @@ class PageDesk:
 
     def export(self, ids: Sequence[int], lease: float) -> Export | None:
         """Open what the store has of these ids for reading; None where that is nothing."""
-        self._end(time.monotonic())
+        self._end_what_is_over()
         version, whole = self.store.version, self.shape.page_nbytes + KEY_BYTES
         keys = self.keys_of(ids)[: self.store.capacity // 2 // whole]
         found = self.store.awaited(keys, self.limits.quiet_s)
         if version is None or not found or not self.store.lend(found * whole):
             return None
-        copy, found = self._copied(keys[:found])
+        export = None
+        try:
+            export = self._opened(keys[:found], version, lease)
+            return export
+        finally:
+            if export is None:
+                self.store.give_back(found * whole)
+
+    def _opened(self, keys: Sequence[str], version: str, lease: float) -> Export | None:
+        """A copy that others may read; None where the pages have left meanwhile, or are of other weights."""
+        copy, found = self._copied(keys)
         if not found or self.store.version != version:
-            self.store.give_back(copy.nbytes)
             return None
-        descriptor = self.transfer.register(Region.of_array(copy[: found * whole]), lease=lease)
+        region = Region.of_array(copy[: found * (self.shape.page_nbytes + KEY_BYTES)])
+        descriptor = self.transfer.register(region, lease=lease)
         with self._lock:
             self._lent[descriptor.key_id] = _Lent(descriptor, copy.nbytes, time.monotonic() + lease)
         part = KvPart(self.shape.rank, self.shape.layout, found, self.shape.page_nbytes, descriptor.to_bytes())
@@ -137,13 +150,30 @@ class PageDesk:
 
     def release(self, part: KvPart) -> None:
         """Nobody reads an export any more; one that has ended already is no error. Raises TimeoutError where somebody still reads."""
-        self._end(time.monotonic(), Descriptor.from_bytes(part.descriptor).key_id)
+        self._end_what_is_over()
+        self._end(Descriptor.from_bytes(part.descriptor).key_id, self.limits.release_s)
 
-    def _end(self, now: float, named: bytes = b"") -> None:
-        """End the export of that name, and all whose lease is over."""
+    def _end_what_is_over(self) -> None:
+        """End all exports whose lease is over; whoever still reads one holds up nobody else."""
         with self._lock:
-            ending = [key for key, lent in self._lent.items() if key == named or lent.ends < now]
-            ended = [self._lent.pop(key) for key in ending]
-        for lent in ended:
-            self.transfer.unregister(lent.descriptor, timeout=self.limits.release_s)
-            self.store.give_back(lent.nbytes)
+            over = [key for key, lent in self._lent.items() if lent.ends < time.monotonic()]
+        for key in over:
+            try:
+                self._end(key, 0.0)
+            except Exception as error:  # whatever it is, it is of another export than the one asked for
+                logger.warning("an export whose lease is over stays for now: %s", error)
+
+    def _end(self, key: bytes, timeout: float) -> None:
+        """End one export. Where that fails its memory may still be read: it stays lent, and is over from now on."""
+        with self._lock:
+            lent = self._lent.pop(key, None)
+        if lent is None:
+            return
+        try:
+            self.transfer.unregister(lent.descriptor, timeout=timeout)
+        except BaseException:
+            lent.ends = 0.0
+            with self._lock:
+                self._lent[key] = lent
+            raise
+        self.store.give_back(lent.nbytes)

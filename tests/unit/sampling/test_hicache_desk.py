@@ -13,7 +13,7 @@ import pytest
 from gyre_engine.sampling.hicache.desk import DeskLimits, Export, KvRefused, PageDesk, PageShape
 from gyre_engine.sampling.hicache.store import PageStore
 from gyre_engine.sampling.kv import KvPart, KvTicket
-from gyre_engine.transfer import Descriptor, PeerLost, Region, WrongKey
+from gyre_engine.transfer import Descriptor, NotPossible, PeerLost, Region, WrongKey
 from gyre_engine.transfer.tcp import TcpTransfer
 
 SECRET = b"shared by the cells of one run.."
@@ -146,6 +146,73 @@ def test_an_export_that_nobody_releases_ends_with_its_lease(ranks: tuple[Rank, R
     exported(source, lease=0.0)
     assert source.desk.export(IDS[:4], 60.0) is not None  # the desk looks at leases when it is used
     assert source.store.nbytes == before + WHOLE
+
+
+class Busy(TcpTransfer):
+    """Somebody reads an export as long as its key is among `read_now`; nothing can be registered while it is `full`."""
+
+    def __init__(self) -> None:
+        super().__init__(secret=SECRET)
+        self.read_now: set[bytes] = set()
+        self.full = False
+
+    def register(self, region: Region, **options: object) -> Descriptor:
+        if self.full:
+            raise NotPossible("the card takes no more memory: raise memlock")
+        return super().register(region, **options)  # type: ignore[arg-type]
+
+    def unregister(self, descriptor: Descriptor, *, timeout: float) -> None:
+        if descriptor.key_id in self.read_now:
+            raise TimeoutError("1 readers still hold it")
+        super().unregister(descriptor, timeout=timeout)
+
+
+@pytest.fixture
+def busy() -> Iterator[tuple[Rank, Busy]]:
+    """One whose transfer is."""
+    store, transfer = PageStore(100 * WHOLE, "v7"), Busy()
+    yield Rank(store, transfer, PageDesk(store, transfer, SHAPE, keys_of, DeskLimits(quiet_s=0.02))), transfer
+    transfer.close()
+
+
+def key_of(export: Export) -> bytes:
+    return Descriptor.from_bytes(export.part.descriptor).key_id
+
+
+def test_an_export_that_is_still_read_is_given_back_once_nobody_reads(busy: tuple[Rank, Busy]) -> None:
+    source, transfer = busy
+    source.computed(IDS)
+    before = source.store.nbytes
+    one = exported(source)
+    transfer.read_now = {key_of(one)}
+    with pytest.raises(TimeoutError):
+        source.desk.release(one.part)
+    assert source.store.nbytes == before + 5 * WHOLE  # somebody reads it
+    transfer.read_now = set()
+    source.desk.release(exported(source, IDS[:4]).part)
+    assert source.store.nbytes == before
+
+
+def test_who_still_reads_an_export_whose_lease_is_over_holds_up_no_other(busy: tuple[Rank, Busy]) -> None:
+    source, transfer = busy
+    source.computed(IDS)
+    before = source.store.nbytes
+    held = exported(source, lease=0.0)
+    transfer.read_now = {key_of(held)}
+    exported(source, IDS[:8], lease=0.0)
+    other = exported(source, IDS[:4])
+    assert source.store.nbytes == before + (5 + 1) * WHOLE
+    source.desk.release(other.part)
+    assert source.store.nbytes == before + 5 * WHOLE
+
+
+def test_memory_that_cannot_be_registered_is_given_back(busy: tuple[Rank, Busy]) -> None:
+    source, transfer = busy
+    source.computed(IDS)
+    before, transfer.full = source.store.nbytes, True
+    with pytest.raises(NotPossible, match="memlock"):
+        source.desk.export(IDS, 60.0)
+    assert source.store.nbytes == before
 
 
 def test_a_dead_source_costs_no_more_than_the_limit(ranks: tuple[Rank, Rank]) -> None:
