@@ -1,7 +1,8 @@
 """What SGLang's HTTP server lacks for KV that moves: who was interrupted, exports, imports, and the weights' version told in time.
 
 promises  the stores are shut before the weights begin to change and opened when SGLang has said that they have, and that its cache is
-          empty: what fails in between leaves them shut, which costs prefills and never a wrong page; every answer comes within a limit
+          empty: what fails in between leaves them shut, which costs prefills and never a wrong page; every answer comes within a
+          limit; a drained engine refuses requests at once, as they would wait there until it samples again
 
 A middleware, so that no client of SGLang's has to know of it. A pause that would keep requests becomes one that hands them back:
 SGLang 0.5.23 does not empty its cache while requests that it keeps look pages up in a storage backend.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +35,7 @@ CONTROL_SECONDS = 10.0
 READ_SECONDS = 70.0
 """Above what a rank may read for."""
 FLUSH_SECONDS = 30.0
+GENERATE = "/generate"
 PAUSE, CONTINUE = "/pause_generation", "/continue_generation"
 FROM_DISK = "/update_weights_from_disk"
 CHANGES = ("/update_weights", "/begin_weight_update", "/end_weight_update", "/load_lora_adapter", "/unload_lora_adapter")
@@ -59,14 +62,19 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class Moves:
-    """sockets: the folder in which the ranks listen; None where SGLang runs without the backend, so that there is no KV to move."""
+    """sockets: the folder in which the ranks listen; None where SGLang runs without the backend, so that there is no KV to move.
+
+    refuses: whether new requests are, from a pause that aborts until the engine goes on
+    """
 
     engine: Engine
     sockets: Path | None
+    refuses: bool = False
     _interrupted: dict[str, list[int]] = field(default_factory=dict)
 
     async def drain(self, _: Json) -> Json:
         """{} -> {requests: [{rid, tokens}]}: abort all; which were interrupted, and how long they are."""
+        self.refuses = True
         running = dict(self.engine.in_flight())
         await self.engine.pause()
         self._interrupted = {rid.removesuffix(END_OF_RID): ids() for rid, ids in running.items()}
@@ -113,7 +121,7 @@ class Moves:
 
     def go_on(self) -> None:
         """The engine serves again: nothing is interrupted any more."""
-        self._interrupted = {}
+        self.refuses, self._interrupted = False, {}
 
     async def shut(self) -> None:
         """Before the weights change: no rank gives or takes a page, and SGLang keeps none. Raises ControlLost."""
@@ -158,6 +166,9 @@ class KvMiddleware:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """One call of ASGI."""
         path = scope.get("path", "") if scope["type"] == "http" else ""
+        if path == GENERATE:
+            await self._generate(scope, receive, send)
+            return
         if not self._concerns(path):
             await self._app(scope, receive, send)
             return
@@ -174,21 +185,36 @@ class KvMiddleware:
             else:
                 await self._app(scope, _again(answer), self._watched(path, body, send))
 
+    async def _generate(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Refuse it where the engine is drained: also where that came while a long prompt was still on its way."""
+        arrived = await _arrived(receive)
+        if self._moves.refuses:
+            text = "this SGLang is drained: ask another one, or this one after it resumed"
+            await _send(send, 503, {"error": {"message": text}})
+        else:
+            await self._app(scope, _replayed(arrived, receive), send)
+
     def _concerns(self, path: str) -> bool:
-        moving = self._moves.sockets is not None
-        return path in self._routes or path == CONTINUE or (moving and (path == PAUSE or path.startswith(CHANGES)))
+        changing = self._moves.sockets is not None and path.startswith(CHANGES)
+        return path in self._routes or path in (PAUSE, CONTINUE) or changing
 
     async def _before(self, path: str, body: Json) -> Json:
         """What a route of ours answers; of one of SGLang's, the body that it gets."""
         if path in self._routes:
             return await self._routes[path](body)
         if path == PAUSE:
-            return {**body, "mode": "abort"}
+            return self._pause(body)
         if path == CONTINUE:
             self._moves.go_on()
         else:
             await self._moves.shut()
         return body
+
+    def _pause(self, body: Json) -> Json:
+        """Requests wait for an engine that keeps what it has: it pauses for a moment, as for new weights."""
+        if body.get("mode", "abort") == "abort":
+            self._moves.refuses = True
+        return {**body, "mode": "abort"} if self._moves.sockets is not None else body
 
     def _watched(self, path: str, body: Json, send: Send) -> Send:
         """The stores are open before whoever asked for new weights hears of it, and only if these are there and the cache is empty."""
@@ -217,11 +243,25 @@ def _parsed(data: bytes) -> Json:
 
 
 async def _whole(receive: Receive) -> bytes:
-    data, more = b"", True
-    while more:
-        message = await receive()
-        data, more = data + message.get("body", b""), bool(message.get("more_body"))
-    return data
+    return b"".join([message.get("body", b"") for message in await _arrived(receive)])
+
+
+async def _arrived(receive: Receive) -> list[Message]:
+    """A request's messages, up to the end of its body or the client's leaving."""
+    said = [await receive()]
+    while said[-1].get("more_body"):
+        said.append(await receive())
+    return said
+
+
+def _replayed(arrived: list[Message], receive: Receive) -> Receive:
+    """What has arrived, once more, then what comes."""
+    left = deque(arrived)
+
+    async def again() -> Message:
+        return left.popleft() if left else await receive()
+
+    return again
 
 
 def _again(body: Json) -> Receive:

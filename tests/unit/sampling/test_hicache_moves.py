@@ -23,7 +23,7 @@ from gyre_engine.sampling.hicache import control
 from gyre_engine.sampling.hicache.control import Control, ControlLost, Json
 from gyre_engine.sampling.hicache.moves import KvMiddleware, Moves
 from gyre_engine.sampling.kv import KvPart, KvTicket
-from gyre_engine.sampling.port import InFlight
+from gyre_engine.sampling.port import EngineNotServing, GenerateRequest, InFlight, complete
 from gyre_engine.sampling.sglang import SGLangEngine
 
 
@@ -206,6 +206,75 @@ async def test_a_rank_that_is_away_keeps_the_weights(moving: Fixture) -> None:
     with pytest.raises(WeightsUnreadable, match=r"tp0of1"):
         await moving.client.load_weights("/models/8", "8")
     assert "/update_weights_from_disk" not in moving.order
+
+
+class Asked:
+    """The middleware around an application that answers everything, as its callers see it."""
+
+    def __init__(self, sockets: Path | None = None) -> None:
+        self.passed: list[tuple[str, bytes]] = []
+        self.app = KvMiddleware(self.sglang, Moves(Requests([]), sockets))
+
+    async def sglang(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message.get("more_body", False)
+        self.passed.append((scope["path"], body))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def status(self, path: str, body: bytes = b"{}", on_its_way: str = "") -> int:
+        """Of the answer. on_its_way: what is asked between the body's two halves."""
+        halves, said = [body[:1], body[1:]], list[Any]()
+
+        async def receive() -> dict[str, Any]:
+            if on_its_way and len(halves) == 1:
+                await self.status(on_its_way)
+            return {"type": "http.request", "body": halves.pop(0), "more_body": bool(halves)}
+
+        async def send(message: Any) -> None:
+            said.append(message)
+
+        await self.app({"type": "http", "path": path}, receive, send)
+        return int(said[0]["status"])
+
+
+@pytest.mark.parametrize("sockets", [None, Path("/nobody/listens")], ids=["plain", "with the backend"])
+@pytest.mark.parametrize(("path", "body"), [
+    ("/drain", b"{}"), ("/pause_generation", b'{"mode": "abort"}'), ("/pause_generation", b"{}"),
+])  # fmt: skip
+async def test_a_drained_engine_refuses_what_would_wait_until_it_goes_on(path: str, body: bytes, sockets: Path | None) -> None:
+    asked = Asked(sockets)
+    assert await asked.status("/generate", b'{"rid": "a"}') == 200
+    await asked.status(path, body)
+    assert await asked.status("/generate", b'{"rid": "b"}') == 503
+    await asked.status("/continue_generation")
+    assert await asked.status("/generate", b'{"rid": "c"}') == 200
+    assert [body for path, body in asked.passed if path == "/generate"] == [b'{"rid": "a"}', b'{"rid": "c"}']
+
+
+@pytest.mark.parametrize("sockets", [None, Path("/nobody/listens")], ids=["plain", "with the backend"])
+async def test_requests_wait_for_an_engine_that_pauses_for_new_weights(sockets: Path | None) -> None:
+    asked = Asked(sockets)
+    await asked.status("/pause_generation", b'{"mode": "retract"}')
+    assert await asked.status("/generate") == 200
+
+
+async def test_a_request_that_was_on_its_way_when_the_engine_was_drained_is_refused() -> None:
+    asked = Asked()
+    assert await asked.status("/generate", b'{"input_ids": [1, 2]}', on_its_way="/drain") == 503
+    assert asked.passed == []
+
+
+async def test_a_refusal_is_what_clients_know_as_an_engine_that_does_not_serve(moving: Fixture) -> None:
+    proxy = SGLangEngine(moving.client._url)
+    await moving.client.drain()
+    with pytest.raises(EngineNotServing, match="drained"):
+        await complete(proxy, GenerateRequest("call-2", [1, 2, 3]))
+    with pytest.raises(EngineNotServing, match="drained"):
+        await proxy.score([1, 2, 3])
+    await proxy.close()
 
 
 async def test_without_the_backend_sglang_is_as_it_comes_but_for_drain(tmp_path: Path) -> None:
