@@ -1,7 +1,7 @@
 """SGLang's own server, with the routes for KV that moves: `python -m gyre_engine.sampling.hicache.server` and SGLang's arguments.
 
-promises  what SGLang serves is SGLang's; beside it there are /drain, /kv_export, /kv_import, /kv_release and /kv_state, and requests to
-          a drained engine are refused (`moves`)
+promises  what SGLang serves is SGLang's; beside it there are /drain, /kv_export, /kv_import, /kv_release and /kv_state, and a drained
+          engine refuses requests (`moves`)
 
 The folder of the ranks' sockets stands in `--hicache-storage-backend-extra-config`; without it the server says who was interrupted and
 that there is no KV. SGLang starts its processes anew from this file, so nothing happens on import.
