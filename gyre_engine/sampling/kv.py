@@ -1,6 +1,7 @@
 """KV that moves between engines: what one computed for a prefix, another goes on from (method.md, 2; learning.md, 9).
 
-promises  pages carry the version of their weights, and an engine takes only those of the version it samples with.
+promises  pages carry the version of their weights, and an engine takes only those of the version it samples with; where the run keeps
+          KV across versions it takes any, and it is told which.
 
 The bytes go through `gyre_engine.transfer`, one-sided; a ticket is what events and requests carry.
 """
@@ -130,7 +131,7 @@ class KvMover(Protocol):
         ...
 
     async def import_kv(self, ticket: KvTicket) -> int:
-        """Read and cache what a ticket names; how many tokens were taken: none under weights of another version."""
+        """Read and cache what a ticket names; how many tokens were taken: none of other weights, unless it keeps KV of any."""
         ...
 
     async def release_kv(self, ticket: KvTicket) -> None:
@@ -154,5 +155,5 @@ class KvHolder(Protocol):
         ...
 
     async def import_kv(self, input_ids: Sequence[int], pages: KvPages) -> int:
-        """Cache pages of a prefix of these ids; how many tokens were taken: none where the weights are of another version."""
+        """Cache pages of a prefix of these ids; how many tokens were taken: none of other weights, unless it keeps KV of any."""
         ...

@@ -146,7 +146,7 @@ def serve(engine: InferenceEngine, host: str, port: int, *, paused: bool = False
 
 
 def _controls(engine: InferenceEngine) -> dict[str, Handler]:
-    """What is not sampling. Retract and in-place pauses are one here: KV of other weights is never continued on."""
+    """What is not sampling. Retract and in-place pauses are one here: what becomes of KV at new weights is the engine's `keep_kv`."""
 
     async def abort(body: Json) -> Json:
         await engine.abort(None if body.get("abort_all") else parse_rid(body))
