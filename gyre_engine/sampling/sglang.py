@@ -1,11 +1,12 @@
 """An engine in another process, by SGLang's HTTP interface: SGLang itself, or `producers.cells.engine_server`.
 
 promises  one id with one log-probability for each sampled token, or MismatchedOutput: nothing is re-encoded, padded or guessed;
-          new weights abort nothing: requests are retracted, the KV is dropped, and they go on.
+          new weights lose no token: requests are retracted, their KV is dropped unless the engine keeps KV across versions, and they
+          go on; where KV moves between SGLangs (`hicache`) they are handed back instead, to go on by a new request.
 
 SGLang must run with `--skip-tokenizer-init` and without SGLANG_RETURN_ORIGINAL_LOGPROB (its log-probabilities are then those at the
 request's temperature), better with `--incremental-streaming-output`. A request that reaches SGLang while *another* client has paused
-it waits there instead of failing with EngineNotServing.
+it waits there instead of failing with EngineNotServing; with `hicache.server` around it only where that pause aborts nothing.
 """
 
 from __future__ import annotations
@@ -132,9 +133,11 @@ class SGLangEngine:
 
         Memory of a GPU is given back only by a server that was started with `--enable-memory-saver`.
         """
-        async with asyncio.timeout(CONTROL_SECONDS):
-            while (await self.stats()).running:
-                await asyncio.sleep(ASK_AGAIN_SECONDS)
+        until = asyncio.get_running_loop().time() + CONTROL_SECONDS
+        while (running := (await self.stats()).running) and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+        if running:
+            raise EngineFailed(f"the engine at {self._url} still runs {running} requests {CONTROL_SECONDS:.0f} s after a pause")
         await self._post("/release_memory_occupation", {})
 
     async def reclaim_memory(self) -> None:

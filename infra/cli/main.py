@@ -211,7 +211,7 @@ def list_cells(
 ) -> None:
     """The cells of a run: role, state of life, weights, load, and where each engine is reached."""
     from infra.cli.attach import attach
-    from infra.cli.joining import list_cells as show
+    from infra.cli.cells import list_cells as show
 
     with attach(run) as attached, attached.log() as log:
         show(log, Console(), as_json=json_)
@@ -224,11 +224,13 @@ def add_cells(
     wait: Annotated[bool, typer.Option(help="Until they are up.")] = True,
 ) -> None:
     """Start cells more on the run's own host, for the run that goes on in this folder."""
+    from gyre_engine.config import config_from_json
     from infra.cli.attach import attach_running
-    from infra.cli.joining import add_cells as add
+    from infra.cli.cells import add_cells as add
 
     with attach_running() as attached, attached.log() as log:
-        print(f"{', '.join(add(log, count, wait))}: {'up' if wait else 'asked for'}")
+        names = add(log, config_from_json(attached.info.started.config), count, wait)
+        print(f"{', '.join(names)}: {'up' if wait else 'asked for'}")
 
 
 @cells.command("drain", epilog=example("cells drain"))
@@ -239,7 +241,7 @@ def drain_cell(
 ) -> None:
     """Let a cell leave the run: its calls move on, what it has trained is handed over, its processes end."""
     from infra.cli.attach import attach_running
-    from infra.cli.joining import drain_cell as drain
+    from infra.cli.cells import drain_cell as drain
 
     with attach_running() as attached, attached.log() as log:
         drain(log, cell, wait)
@@ -265,8 +267,8 @@ def start_cell(
     ] = False,
 ) -> None:
     """A cell on this host for a run elsewhere, until it has left (Ctrl-C) or the run is over."""
-    from infra.cli.joining import Way
-    from infra.cli.joining import start_cell as begin
+    from infra.cli.cells import Way
+    from infra.cli.cells import start_cell as begin
     from infra.cli.running import quiet_logging
 
     quiet_logging(False)

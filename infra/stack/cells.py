@@ -10,9 +10,10 @@ import os
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from gyre_engine.config import Config
 from gyre_engine.events import Event
 from gyre_engine.events.cells import CellStarted, CellWanted, RoleChanged
-from gyre_engine.log import Follower
+from gyre_engine.log import Follower, Log
 from gyre_engine.log.catching_up import catch_up
 from gyre_engine.scheduling.cells import Fleet, observe
 from infra.sglang.launch import Launch as SGLangLaunch
@@ -85,6 +86,20 @@ def _moving(launch: Launch, folder: StackFolder, place: CellPlace) -> MovingKv:
     return MovingKv(
         str(scratch), config.cells.engine_kv_mb << 20, str(folder.cell_key_file), transfer=config.transfer.kind, host=launch.host
     )
+
+
+def read_fleet(log: Log) -> Fleet:
+    """The cells as the log has them now."""
+    fleet = Fleet()
+    for topic in ("cells", "commands"):
+        for record in log.read(topic):
+            fleet = observe(fleet, record.event)
+    return fleet
+
+
+def next_place(fleet: Fleet, config: Config) -> int:
+    """In the fixed order, behind all cells that the run begins with or has had since."""
+    return max(config.cells.count, 1 + max((state.position for state in fleet.cells.values()), default=0))
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -52,6 +53,13 @@ def check_before_start(config: Config) -> None:
         _sandbox,
     )
     if wrong := [problem for check in checks for problem in check(config)]:
+        raise ConfigError(*wrong)
+
+
+def check_cell_before_start(config: Config, host: str) -> None:
+    """The same for a cell of a run elsewhere, that this host is to keep at address `host`."""
+    own = replace(config, cells=replace(config.cells, host=host))
+    if wrong := [problem for check in (_engine, _address_of_cells, _transfer) for problem in check(own)]:
         raise ConfigError(*wrong)
 
 
@@ -185,17 +193,22 @@ def _ranks(config: Config) -> Iterator[Problem]:
 
 def _addresses(config: Config) -> Iterator[Problem]:
     """What is bound here must be an address of this host."""
-    bound = [("cells", config.cells.host), ("proxy", config.proxy.host)]
+    yield from _address_of_cells(config)
+    yield from _address("proxy", config.proxy.host)
     if not config.kafka.bootstrap_servers:
-        bound.append(("kafka", config.kafka.host))
-    for section, host in bound:
-        try:
-            free_ports(1, host)
-        except OSError:
-            text = (
-                f"{section}.host: nothing can be bound at {host!r} here: give an address of this host (`ip address` lists them)"
-            )
-            yield Problem(text, ((section, "host"),))
+        yield from _address("kafka", config.kafka.host)
+
+
+def _address_of_cells(config: Config) -> Iterator[Problem]:
+    yield from _address("cells", config.cells.host)
+
+
+def _address(section: str, host: str) -> Iterator[Problem]:
+    try:
+        free_ports(1, host)
+    except OSError:
+        text = f"{section}.host: nothing can be bound at {host!r} here: give an address of this host (`ip address` lists them)"
+        yield Problem(text, ((section, "host"),))
 
 
 def _sglang(cells: CellsConfig) -> Iterator[Problem]:

@@ -70,6 +70,11 @@ class StackFolder:
         return secret
 
     @property
+    def has_runs(self) -> bool:
+        """Whether runs began here: then there is a secret."""
+        return (self.root / "secret").exists()
+
+    @property
     def cell_key_file(self) -> Path:
         """What `gyre cell start` on another host needs a copy of."""
         return self.root / "cell-key"

@@ -87,6 +87,10 @@ class AgentSettings:
 
 
 ASK_AGAIN_S = 0.2
+LONGEST_PAUSE_S = 10.0
+"""Before a cell that is lost again and again, as its engine refuses what it is given, is taken up once more."""
+SETTLE_S = 1.0
+"""How long a cell that leaves gives what its trainer has just written to be read."""
 AWAY = (S.STARTING, S.LOST)
 """States in which the engine is waited for."""
 SERVING = (S.SAMPLING, S.FINISHING)
@@ -120,6 +124,8 @@ class CellAgent:
         """The last change of role that was told, and by which command."""
         self._finished_for = -1
         """The version for which calls in flight were let end last."""
+        self._losses = 0
+        """One after the other, without a role in between."""
         self._why = ""
         self._away = ""
         """What was last said of an engine that is waited for."""
@@ -165,6 +171,8 @@ class CellAgent:
             self._imports.take(self._orders.offers, serving=self._state is S.SAMPLING)
         while (trigger := await self._next()) is not None:
             await self._move(trigger)
+            if self._state is S.LOST:
+                return  # what was read meanwhile may help it
 
     async def _next(self) -> LifeTrigger | None:
         """What the state's action comes to within its limit."""
@@ -199,9 +207,11 @@ class CellAgent:
             )
         )  # fmt: skip
         if state is S.LOST:
-            self._announced, self._obeyed = False, None
+            self._announced, self._obeyed, self._losses = False, None, self._losses + 1
+            self._memory.forget()
             await self._say(self._health.lost(why))
         elif role_of(state) not in (CellRole.SWITCHING, role_of(before)):
+            self._losses = 0
             await self._arrived(before)
 
     async def _arrived(self, was: LifeState) -> None:
@@ -236,6 +246,8 @@ class CellAgent:
         s, limit = self._settings, self._settings.limits.starting
         if self._leaves:
             return T.TOLD_TO_LEAVE
+        if self._losses > 1 and time.monotonic() < self._since + min(ASK_AGAIN_S * 2**self._losses, LONGEST_PAUSE_S):
+            return None
         try:
             self._weights.version = int((await self._engine.stats()).weight_version)
             await self._engine.pause(abort=True)
@@ -302,15 +314,15 @@ class CellAgent:
     async def _exporting(self) -> LifeTrigger | None:
         """Until what the scheduler lets move has moved."""
         moves, done = self._orders.moves, T.LET_GO if self._leaves else T.EXPORTED
-        if not self._interrupted or self._exports is None:
-            return done
-        if moves is None or moves.drained != self._orders.command:
-            return None
-        await self._exports.export(moves)
-        awaited = {move.rid for move in moves.moves if move.with_kv}
-        if not awaited <= self._orders.imported:
-            return None
-        await self._exports.free()
+        if self._interrupted and self._exports is not None:
+            if moves is None or moves.drained != self._orders.command:
+                return None
+            await self._exports.export(moves)
+            awaited = {move.rid for move in moves.moves if move.with_kv}
+            if not awaited <= self._orders.imported:
+                return None
+            await self._exports.free()
+        await self._memory.give()  # before the trainer is told: it needs it at once
         return done
 
     async def _joining(self) -> LifeTrigger | None:
@@ -334,7 +346,7 @@ class CellAgent:
         """
         member = self._orders.member
         if self._leaves:
-            return None if member else T.LET_GO
+            return None if member or time.monotonic() < self._since + SETTLE_S else T.LET_GO
         return T.LEFT if member is None or member.sealed else None
 
     async def _refreshing(self) -> LifeTrigger | None:

@@ -70,10 +70,13 @@ class Exports:
         )  # fmt: skip
 
     async def free(self) -> None:
-        """Nobody reads any more, or nobody may."""
+        """Nobody reads any more, or nobody may. What the engine does not let go ends with its lease."""
         kept, self._kept, self._asked = self._kept, {}, set()
-        for ticket in kept.values():
-            await self.engine.release_kv(ticket)
+        for rid, ticket in kept.items():
+            try:
+                await self.engine.release_kv(ticket)
+            except EngineError as error:
+                logger.warning("%s: the KV of %s stays until its lease ends: %s", self.speaker.cell, rid, error)
 
 
 @dataclass(slots=True)

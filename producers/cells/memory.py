@@ -3,11 +3,13 @@
 promises  in the order that SGLang demands: given back only while paused, with nothing in flight and no KV that is still read; taken
           back before weights are loaded; weights are loaded again after it, whatever their version, since they were not kept
 
-An agent that starts again does not know of it: an engine whose memory was away dies of the next weights, and is started again.
+An agent that starts again, or whose engine was lost, does not know of it: an engine whose memory was away dies of the next weights,
+and is started again.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from gyre_engine.sampling.port import InferenceEngine
@@ -21,16 +23,24 @@ class Memory:
     engine: InferenceEngine
     weights: Weights
     shared: bool = False
-    _given: bool = False
+    _giving: asyncio.Task[None] | None = None
 
     async def give(self) -> None:
-        """To the trainer, once."""
-        if self.shared and not self._given:
-            await self.engine.release_memory()
-            self._given = True
+        """To the trainer, once. A caller that gives up waiting takes nothing back: the engine goes on giving."""
+        if self.shared and self._giving is None:
+            self._giving = asyncio.create_task(self.engine.release_memory())
+        if self._giving is not None:
+            await asyncio.shield(self._giving)
 
     async def take_back(self) -> None:
         """If it was given: the engine has no weights then, until they are loaded."""
-        if self._given:
-            self._given, self.weights.lacking = False, True
+        if self._giving is not None:
+            await asyncio.shield(self._giving)
+            self._giving, self.weights.lacking = None, True
             await self.engine.reclaim_memory()
+
+    def forget(self) -> None:
+        """The engine was lost: the next one has its memory, and weights."""
+        if self._giving is not None:
+            self._giving.cancel()
+        self._giving, self.weights.lacking = None, False

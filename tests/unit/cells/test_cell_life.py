@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -252,71 +251,6 @@ async def test_an_engine_is_probed_once_it_goes_on(tmp_path: Path) -> None:
         [gap] = cell.said(ProbeGap)
         assert isinstance(gap, ProbeGap)
         assert (gap.version, gap.tokens, gap.gap_max) == (1, 2, 0.25)
-
-
-async def test_memory_is_given_back_after_kv_was_read_and_taken_back_before_weights_are_loaded(tmp_path: Path) -> None:
-    """As SGLang demands: release only what is drained, resume only what was released, load before the first token."""
-
-    class Notes(Engine):
-        calls: list[str]
-
-        async def drain(self) -> tuple[InFlight, ...]:
-            self.calls = ["drain"]
-            return await super().drain()
-
-        async def release_kv(self, ticket: KvTicket) -> None:
-            self.calls.append("release-kv")
-            await super().release_kv(ticket)
-
-        async def release_memory(self) -> None:
-            self.calls.append("release-memory")
-
-        async def reclaim_memory(self) -> None:
-            self.calls.append("reclaim-memory")
-
-        async def load_weights(self, folder: str | PathLike[str], version: str) -> None:
-            self.calls.append(f"load {version}")
-            await super().load_weights(folder, version)
-
-        async def resume(self) -> None:
-            if self.paused_by_drain:
-                self.calls.append("resume")
-            await super().resume()
-
-        @property
-        def paused_by_drain(self) -> bool:
-            return hasattr(self, "calls")
-
-    engine, image = Notes(busy=True), np.arange(64, dtype=np.uint8)
-    led = Led(tmp_path, engine)
-    led._of = replace(led._of, release_memory=True)
-    async with led as cell:
-        descriptor = cell._transfer.register(Region.of_array(image))
-        cell.say(
-            CoreElected(core_epoch=1, holder="p", cell="c0"),
-            Published(
-                core_epoch=1, version=0, weights_hash=hashlib.sha256(image.data).hexdigest(), descriptor=descriptor.to_bytes(),
-                nbytes=64, probe_ids=np.zeros(0, np.int32), probe_logprobs=np.zeros(0, np.float32),
-            ),
-        )  # fmt: skip
-        cell.command(CellRole.TRAINING)
-        await cell.at(S.EXPORTING)
-        moves = (Move("g0.0.0", "g0.0.0-abc.1", "c2", True),)
-        cell.say(MoveExecutions(epoch=1, number=2, source="c1", drained=(1, 1), moves=moves))
-        await cell.until(lambda: bool(cell.said(KvExported)))
-        cell.say(
-            KvImported(
-                cell="c2", incarnation="i2", source="c1", command_epoch=1, command_number=1, execution="g0.0.0",
-                rid="g0.0.0-abc.1", tokens=49, nbytes=1, took_us=1,
-            )
-        )  # fmt: skip
-        await cell.at(S.JOINING)
-        await cell.until(lambda: "release-memory" in engine.calls)
-        cell.number = 2
-        cell.command(CellRole.SAMPLING)
-        await cell.at(S.SAMPLING)
-        # The version is the same as before: it is loaded all the same.
-        assert engine.calls == ["drain", "release-kv", "release-memory", "reclaim-memory", "load 0", "resume"]
 
 
 async def gone(cell: Led) -> list[LifeState]:

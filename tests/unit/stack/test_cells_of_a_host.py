@@ -1,12 +1,12 @@
 """Cells that a host starts later and lets go: who is asked for runs once, who has left stays away, also when a run is resumed."""
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from gyre_engine.config import Config, to_json
+from gyre_engine.config import Config, to_json, with_overrides
 from gyre_engine.events import Event
 from gyre_engine.events.cells import CellLost, CellRole, CellStarted, CellWanted, LeaveWanted, RoleChanged, SwitchRole
 from gyre_engine.events.log import RunEnded, RunStarted
@@ -15,10 +15,10 @@ from gyre_engine.log.runs import RunInfo
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.training.fingerprint import fingerprint
+from infra.cli.cells import _has_left, _key, _properties, add_cells, drain_cell
 from infra.cli.errors import CommandError
-from infra.cli.joining import _has_left, _properties, _take_key, add_cells, drain_cell
 from infra.stack.cells import CellKeeper, Wanted
-from infra.stack.joining import CannotJoin, JoinSettings, Standing
+from infra.stack.far_run import CannotJoin, FarCellSettings, FarRun
 from infra.stack.launch import CellPlace, Launch
 from infra.stack.layout import StackFolder
 from infra.stack.versions import versions
@@ -96,7 +96,11 @@ def test_who_came_up_only_to_leave_is_not_wanted() -> None:
 def test_added_cells_get_the_next_places_past_those_that_are_asked_for() -> None:
     log = MemoryLog(run="r")
     log.append_all([started("cell-0", 0), started("far-1", 3), CellWanted(cell="cell-4", position=4)])
-    assert add_cells(log, 2, wait=False) == ["cell-5", "cell-6"]  # type: ignore[arg-type]
+    assert add_cells(log, Config(), 2, wait=False) == ["cell-5", "cell-6"]  # type: ignore[arg-type]
+
+
+def test_what_is_added_before_the_runs_own_cells_have_spoken_takes_no_place_of_theirs() -> None:
+    assert add_cells(MemoryLog(run="r"), with_overrides(Config(), ["cells.count=3"]), 1, wait=False) == ["cell-3"]  # type: ignore[arg-type]
 
 
 def test_a_drain_is_refused_where_it_cannot_be() -> None:
@@ -130,7 +134,7 @@ def test_a_drain_waits_until_the_cell_has_left() -> None:
     assert not waiting.is_alive()
 
 
-def standing(*events: Event, ended: RunEnded | None = None, **pinned: object) -> Standing:
+def standing(*events: Event, ended: RunEnded | None = None, **pinned: object) -> FarRun:
     fleet = Fleet()
     for event in events:
         fleet = observe(fleet, event)
@@ -139,17 +143,27 @@ def standing(*events: Event, ended: RunEnded | None = None, **pinned: object) ->
         run="r", config=to_json(Config()), config_hash="h", partitions={}, initial_weights="", initial_weights_hash="",
         topic_prefix="gyre.r", **facts,  # type: ignore[arg-type]
     )  # fmt: skip
-    return Standing(RunInfo("r", 0, run, None, ended), fleet, None)
+    return FarRun(RunInfo("r", 0, run, None, ended), fleet, None)
 
 
-def join(name: str = "new", *, other_hardware: bool = False) -> JoinSettings:
-    return JoinSettings("r", name, "10.0.0.2", KafkaSettings("10.0.0.1:9092"), other_hardware)
+def join(name: str = "new", *, other_hardware: bool = False) -> FarCellSettings:
+    return FarCellSettings("r", name, "10.0.0.2", KafkaSettings("10.0.0.1:9092"), other_hardware)
 
 
 def test_a_cell_joins_behind_all_others() -> None:
     there = standing(started("cell-0", 0), started("cell-2", 2), started("standalone-0", -1))
     there.require_open(join())
     assert there.position("new") == 3
+    early = standing(started("standalone-0", -1))
+    assert early.position("new") == Config().cells.count, "the run's own cells come, which have not spoken yet"
+
+
+@pytest.mark.parametrize("name", ["cell-0", "added"])
+def test_the_runs_own_cells_are_never_replaced_from_elsewhere(name: str) -> None:
+    """Who took the place of a core that is lost for a moment would be a second core."""
+    there = replace(standing(started(name, 0)), own=frozenset({"cell-0", "added"}))
+    with pytest.raises(CannotJoin, match=f"{name} is a cell of the run's own host"):
+        there.require_open(join(name))
 
 
 def test_a_cell_that_died_without_a_word_comes_back_to_its_place() -> None:
@@ -168,7 +182,7 @@ def test_a_cell_that_died_without_a_word_comes_back_to_its_place() -> None:
         (standing(fingerprint={**fingerprint(1), "cpu": "another"}), "cpu was another.*--other-hardware joins all the same"),
     ],
 )
-def test_what_keeps_a_cell_out_is_said_before_anything_starts(there: Standing, said: str) -> None:
+def test_what_keeps_a_cell_out_is_said_before_anything_starts(there: FarRun, said: str) -> None:
     with pytest.raises(CannotJoin, match=said):
         there.require_open(join())
 
@@ -189,10 +203,12 @@ def test_the_cells_key_opens_nothing_else_and_is_its_owners_alone(tmp_path: Path
     assert key == folder.cell_key() and key not in folder.secret() and folder.secret() not in key
     assert folder.cell_key_file.stat().st_mode & 0o777 == 0o600
     other = StackFolder(tmp_path / "other")
-    _take_key(other, folder.cell_key_file)
-    assert other.cell_key() == key
+    other.keep_cell_key(_key(other, folder.cell_key_file))
+    assert other.cell_key() == key and _key(other, None) == b""
     with pytest.raises(CommandError, match="--key is missing: copy the file cell-key"):
-        _take_key(StackFolder(tmp_path / "none"), None)
+        _key(StackFolder(tmp_path / "none"), None)
+    with pytest.raises(CommandError, match="holds runs of its own: start the cell in another folder"):
+        _key(folder, folder.cell_key_file)
 
 
 def test_client_settings_come_from_a_file_and_a_wrong_line_is_named(tmp_path: Path) -> None:

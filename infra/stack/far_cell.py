@@ -1,9 +1,8 @@
 """A cell on a host of its own: it learns of the run from the log, pulls the weights, and comes and goes while the run goes on.
 
-reads     runs, cells, commands, training
+reads     runs, cells, training (far_run has what is read before)
 writes    cells: leave-wanted, when this host is told to stop
-promises  nothing is shared with the run's host but the log and what is read through the Transfer port; before anything starts it is
-          known that the run goes on, that this host computes the same, and that its name is free; the cell leaves in order
+promises  nothing is shared with the run's host but the log and what is read through the Transfer port; the cell leaves in order
 """
 
 from __future__ import annotations
@@ -17,27 +16,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre_engine.config import Config, config_from_json
 from gyre_engine.events.cells import CellStarted, LeaveWanted
 from gyre_engine.events.log import RunEnded
 from gyre_engine.events.training import Published
 from gyre_engine.log import Follower
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.names import RUNS
-from gyre_engine.log.runs import RunInfo, find_run
-from gyre_engine.log.settings import KafkaSettings
-from gyre_engine.scheduling.cells import Fleet, observe
+from gyre_engine.log.runs import find_run
 from gyre_engine.scheduling.life import LifeLimits
-from gyre_engine.training.fingerprint import differences, fingerprint
-from gyre_engine.training.ledger import Ledger, apply
 from gyre_engine.transfer import TransferError
 from gyre_engine.transfer.kinds import open_transfer
 from gyre_engine.transfer.pull import Pull
 from infra.stack.cells import PRELOADERS, cell_processes, end_those_that_left, has_left
+from infra.stack.checks import check_cell_before_start
+from infra.stack.far_run import CannotJoin, FarCellSettings, FarRun
 from infra.stack.launch import CellPlace, Launch
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
-from infra.stack.versions import versions
 from infra.supervisor.spec import SupervisorEvent
 from infra.supervisor.supervisor import Supervisor
 
@@ -50,90 +45,11 @@ LEAVE_LIMIT_S = LifeLimits().sealing + 60.0
 FIRST_PUBLICATION_S = 600.0
 
 
-class CannotJoin(RuntimeError):
-    """This host's cell cannot be of the run; the text says why and what would help."""
-
-
-@dataclass(frozen=True, slots=True)
-class JoinSettings:
-    """name: of the cell; host: this host's address, as the run's hosts reach it; other_hardware: the last bits may differ."""
-
-    run: str
-    name: str
-    host: str
-    kafka: KafkaSettings
-    other_hardware: bool = False
-
-
 @dataclass(slots=True)
-class Standing:
-    """What the log says of a run that a cell wants to join."""
-
-    info: RunInfo
-    fleet: Fleet
-    published: Published | None
-
-    @classmethod
-    def read(cls, log: KafkaLog, run: str) -> Standing:
-        """Fold cells, commands and the ledger as they stand now. Raises NoSuchRun."""
-        info, fleet, ledger = find_run(log, run), Fleet(), Ledger()
-        for topic in ("cells", "commands"):
-            for record in log.read(topic):
-                fleet = observe(fleet, record.event)
-        for record in log.read("training"):
-            ledger = apply(ledger, record.event)
-        return cls(info, fleet, ledger.published)
-
-    @property
-    def config(self) -> Config:
-        return config_from_json(self.info.started.config)
-
-    def position(self, name: str) -> int:
-        """The place that the cell had, else that after all others."""
-        if (before := self.fleet.cells.get(name)) is not None:
-            return before.position
-        return 1 + max((state.position for state in self.fleet.cells.values()), default=0)
-
-    def require_open(self, settings: JoinSettings) -> None:
-        """Raises CannotJoin where the run is over, the name is taken, or this host would compute something else."""
-        run, own = self.info.run, self.config
-        if self.info.ended is not None:
-            raise CannotJoin(f"{run} is over ({self.info.ended.outcome}): cells join runs that go on")
-        if self.fleet.leaves(settings.name):
-            raise CannotJoin(f"a cell named {settings.name} has left {run}: give another --name")
-        if settings.name in self.fleet.cells and not self.fleet.lost(settings.name):
-            silence = f"{own.schedule.silence_s:.0f} s"
-            raise CannotJoin(
-                f"a cell named {settings.name} is in {run}: give another --name, or, if it is this host's that died, wait {silence}"
-            )
-        started = self.info.started
-        if other := differences(started.versions, versions()):
-            raise CannotJoin(f"{run} cannot have a cell with other versions: {'; '.join(other)}; install those of the run")
-        unlike = differences(started.fingerprint, fingerprint(own.cells.threads))
-        if unlike and not settings.other_hardware:
-            raise CannotJoin(
-                f"a cell here would compute {run} differently in the last bits: {'; '.join(unlike)}; "
-                "--other-hardware joins all the same, but a replay on one machine will then not agree"
-            )
-
-    def require_reachable(self, host: str) -> None:
-        """Raises CannotJoin where the run's cells are reached on their own host alone."""
-        if _loopback(self.config.cells.host) and not _loopback(host):
-            raise CannotJoin(
-                f"the cells of {self.info.run} are reached at {self.config.cells.host}, on their own host alone: start the run with "
-                "--set cells.host=ADDRESS (and kafka.host, where the broker is the embedded one)"
-            )
-
-
-def _loopback(host: str) -> bool:
-    return host.startswith("127.") or host in ("localhost", "::1")
-
-
-@dataclass(slots=True)
-class Joining:
+class FarCell:
     """One cell's time in a run: `start`, `follow` until it has left or the run is over, `stop` in any case."""
 
-    settings: JoinSettings
+    settings: FarCellSettings
     folder: StackFolder
     say: Callable[[str], None]
     on_event: Callable[[SupervisorEvent], None] | None = None
@@ -146,37 +62,48 @@ class Joining:
     _ended: RunEnded | None = None
 
     def start(self) -> None:
-        """Everything up to the cell's first word on the log. Raises CannotJoin, NotReady, ProcessGaveUp and the log's errors."""
-        settings, key = self.settings, self.folder.cell_key()
-        first = KafkaLog(settings.kafka, "-")
-        try:
-            self.run = find_run(first, settings.run).run
-        finally:
-            first.close()
-        log = self.log = KafkaLog(settings.kafka, self.run)
-        self._runs = log.follow((RUNS,), from_end=True)
-        standing = Standing.read(log, self.run)
-        standing.require_open(settings)
-        standing.require_reachable(settings.host)
+        """Everything up to the cell's first word on the log. Raises CannotJoin, StackRunning, ProcessGaveUp and the log's errors."""
+        settings = self.settings
         self.supervisor = Supervisor(self.folder.root, preload=PRELOADERS, on_event=self.on_event)
+        if settings.key:
+            self.folder.keep_cell_key(settings.key)
+        self.folder.keep_private({f"kafka.{name}": value for name, value in settings.kafka.extra.items()})
+        log, run = self._open_log(), FarRun.read
+        there = run(log, self.run)
+        there.require_open(settings)
+        there.require_reachable(settings.host)
+        check_cell_before_start(there.config, settings.host)
         self.supervisor.preload()
-        launch = self._launch(standing, key)
+        published = there.published or self._first_publication()
+        there = run(log, self.run)  # others may have come meanwhile
+        launch = self._launch(there, published)
         launch.save(self.folder)
-        self.supervisor.note(run=self.run, cell=settings.name, bootstrap_servers=settings.kafka.bootstrap_servers)
+        kafka = settings.kafka
+        self.supervisor.note(run=self.run, cell=settings.name, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix)
         self.supervisor.start(*cell_processes(launch, self.folder, launch.cells[0]))
         self._until_it_speaks(log)
 
-    def _launch(self, standing: Standing, key: bytes) -> Launch:
-        settings, started = self.settings, standing.info.started
-        published = standing.published or self._first_publication()
+    def _open_log(self) -> KafkaLog:
+        """The run's, and who tells of its end."""
+        kafka = self.settings.kafka
+        first = KafkaLog(kafka, "-")
+        try:
+            self.run = find_run(first, self.settings.run).run
+        finally:
+            first.close()
+        log = self.log = KafkaLog(kafka, self.run)
+        self._runs = log.follow((RUNS,), from_end=True)
+        return log
+
+    def _launch(self, there: FarRun, published: Published) -> Launch:
+        settings, kafka = self.settings, self.settings.kafka
         self.say(f"pulling version {published.version} of the weights, {published.nbytes:,} bytes")
-        model = self._model(published, standing, key)
+        model = self._model(published, there)
         url = f"http://{settings.host}:{free_ports(1, settings.host)[0]}"
-        kafka = settings.kafka
         return Launch(
-            run=self.run, config=started.config, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
+            run=self.run, config=there.info.started.config, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
             partitions=kafka.partitions, replication=kafka.replication, proxy_url="", clickhouse_url="",
-            cells=(CellPlace(settings.name, standing.position(settings.name), url),), host=settings.host, model=str(model),
+            cells=(CellPlace(settings.name, there.position(settings.name), url),), host=settings.host, model=str(model),
             model_version=published.version,
         )  # fmt: skip
 
@@ -194,10 +121,10 @@ class Joining:
             follower.close()
         raise CannotJoin(f"the core of {self.run} published no weights within {FIRST_PUBLICATION_S:.0f} s; is its host up?")
 
-    def _model(self, published: Published, standing: Standing, key: bytes) -> Path:
+    def _model(self, published: Published, there: FarRun) -> Path:
         """A model folder with the published weights. Raises CannotJoin where they cannot be read."""
-        config, own = standing.config, self.settings
-        source, transfer = config.cells.host, open_transfer(config.transfer.kind, own.host, secret=key)
+        config, own = there.config, self.settings
+        source, transfer = config.cells.host, open_transfer(config.transfer.kind, own.host, secret=self.folder.cell_key())
         try:
             image = Pull(transfer).read(published.weights_hash, published.nbytes, published.descriptor, PULL_LIMIT_S)
         except TransferError as error:
@@ -210,7 +137,7 @@ class Joining:
             raise CannotJoin(f"what {source} sent is not version {published.version} as it was published")
         folder = self.folder.scratch / self.run / own.name / "model"
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in standing.info.started.model_files.items():
+        for name, text in there.info.started.model_files.items():
             (folder / Path(name).name).write_text(text, encoding="utf-8")
         (folder / "model.safetensors").write_bytes(image.data)
         return folder
@@ -277,13 +204,13 @@ class Joining:
             self.supervisor.stop()
 
 
-def leave_on_signals(joining: Joining) -> None:
+def leave_on_signals(cell: FarCell) -> None:
     """SIGINT and SIGTERM make the cell leave in order; the second one ends it at once."""
 
     def asked(number: int, _frame: object) -> None:
-        if joining.told_to_stop.is_set():
+        if cell.told_to_stop.is_set():
             raise KeyboardInterrupt
-        joining.told_to_stop.set()
+        cell.told_to_stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, asked)

@@ -1,4 +1,8 @@
-"""`gyre cell start` and `gyre cells`: a cell of this host in a run elsewhere; look at a run's cells, add one, let one go."""
+"""`gyre cell start` and `gyre cells`: a cell of this host in a run elsewhere; look at a run's cells, add one, let one go.
+
+reads     cells, commands
+writes    cells: cell-wanted, leave-wanted
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from gyre_engine.config import Config
 from gyre_engine.config.schema import KafkaConfig
 from gyre_engine.events.cells import CellRole, CellWanted, LeaveWanted
 from gyre_engine.log.kafka import KafkaLog
@@ -21,7 +26,9 @@ from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.scheduling.cells import CellState, Fleet, observe
 from gyre_engine.scheduling.life import LifeLimits
 from infra.cli.errors import CommandError, nearest
-from infra.stack.joining import CannotJoin, Joining, JoinSettings, leave_on_signals
+from infra.stack.cells import next_place, read_fleet
+from infra.stack.far_cell import FarCell, leave_on_signals
+from infra.stack.far_run import CannotJoin, FarCellSettings
 from infra.stack.kafka import kafka_settings
 from infra.stack.layout import StackFolder
 from infra.supervisor.spec import SupervisorEvent
@@ -58,19 +65,16 @@ def _properties(path: Path) -> dict[str, str]:
 
 def start_cell(way: Way, run: str, *, host: str, name: str, key: Path | None, other_hardware: bool, folder: StackFolder) -> str:
     """One cell here until it has left or its run is over; how it ended. Raises CommandError and what starting raises."""
-    _take_key(folder, key)
-    kafka = way.settings()
-    folder.keep_private({f"kafka.{name}": value for name, value in kafka.extra.items()})
-    settings = JoinSettings(run, name or _own_name(), host, kafka, other_hardware)
-    joining = Joining(settings, folder, lambda text: print(text, flush=True), _told)
-    leave_on_signals(joining)
+    settings = FarCellSettings(run, name or _own_name(), host, way.settings(), other_hardware, _key(folder, key))
+    cell = FarCell(settings, folder, lambda text: print(text, flush=True), _told)
+    leave_on_signals(cell)
     try:
-        joining.start()
-        return joining.follow()
+        cell.start()
+        return cell.follow()
     except CannotJoin as error:
         raise CommandError(str(error)) from error
     finally:
-        joining.stop()
+        cell.stop()
 
 
 def _own_name() -> str:
@@ -78,14 +82,16 @@ def _own_name() -> str:
     return f"{host}-{secrets.token_hex(3)}"
 
 
-def _take_key(folder: StackFolder, key: Path | None) -> None:
-    if key is not None:
-        folder.keep_cell_key(key.read_bytes().strip())
-    elif not folder.cell_key_file.exists():
+def _key(folder: StackFolder, given: Path | None) -> bytes:
+    """Nothing is written before the folder is known to be free. Raises CommandError."""
+    if folder.has_runs:
+        raise CommandError(f"{folder.root} holds runs of its own: start the cell in another folder")
+    if given is None and not folder.cell_key_file.exists():
         raise CommandError(
             f"--key is missing: copy the file cell-key from the .gyre folder of the run's host, and name the copy "
             f"(afterwards it stands in {folder.cell_key_file})"
         )
+    return given.read_bytes().strip() if given else b""
 
 
 def _told(event: SupervisorEvent) -> None:
@@ -93,18 +99,9 @@ def _told(event: SupervisorEvent) -> None:
         print(f"{event.name}: {event.kind}{' (' + event.text + ')' if event.text else ''}", flush=True)
 
 
-def fleet_of(log: Log) -> Fleet:
-    """The cells as the log has them now."""
-    fleet = Fleet()
-    for topic in ("cells", "commands"):
-        for record in log.read(topic):
-            fleet = observe(fleet, record.event)
-    return fleet
-
-
 def list_cells(log: Log, console: Console, *, as_json: bool) -> None:
     """A line a cell in the fixed order, those that have left last."""
-    fleet = fleet_of(log)
+    fleet = read_fleet(log)
     states = sorted(fleet.cells.values(), key=lambda state: (state.role is CellRole.LEFT, state.position, state.cell))
     rows = [dict(zip(COLUMNS, _row(fleet, state), strict=True)) for state in states]
     if as_json or not console.is_terminal:
@@ -124,11 +121,11 @@ def _row(fleet: Fleet, state: CellState) -> tuple[str | int, ...]:
     return state.cell, state.position, role, life, state.version, state.capacity, state.running, state.url
 
 
-def add_cells(log: KafkaLog, count: int, wait: bool) -> list[str]:
+def add_cells(log: KafkaLog, config: Config, count: int, wait: bool) -> list[str]:
     """Ask for cells on the run's own host; their names. With `wait`: once they are up. Raises CommandError at the limit."""
-    fleet = fleet_of(log)
+    fleet = read_fleet(log)
     asked = {record.event.cell for record in log.read("cells") if isinstance(record.event, CellWanted)}
-    first = 1 + max((state.position for state in fleet.cells.values()), default=0)
+    first = next_place(fleet, config)
     names: list[str] = []
     for position in range(first, first + count + len(asked)):
         if (name := f"cell-{position}") not in {*fleet.cells, *asked} and len(names) < count:
@@ -142,7 +139,7 @@ def add_cells(log: KafkaLog, count: int, wait: bool) -> list[str]:
 
 def drain_cell(log: KafkaLog, cell: str, wait: bool) -> None:
     """Ask that a cell leave; with `wait`: until it has. Raises CommandError where it cannot, or at the limit."""
-    fleet = fleet_of(log)
+    fleet = read_fleet(log)
     state = fleet.cells.get(cell)
     if state is None:
         raise CommandError(f"no cell {cell!r} in {log.run}.{nearest(cell, fleet.cells)} `gyre cells list` names them")
