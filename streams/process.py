@@ -1,6 +1,6 @@
 """The streams process: one Faust worker with the derivations of one run, until SIGTERM or SIGINT.
 
-reads     executions, model-calls, scores, cells, trees, trajectories, training
+reads     executions, model-calls, scores, cells, commands, trees, trajectories, training
 writes    trees, trajectories, water-level, dead-letters
 promises  every event is applied once and its outputs stand on the log before its position is committed, whoever kills the
           process; it ends with status 1 and a message where state is broken, the log stays away, or nothing moves

@@ -1,9 +1,9 @@
 """Water level: how many executions are out there, and what the cells can take.
 
-reads     executions (by execution), cells (by cell), trajectories (by group), training (by run)
+reads     executions (by execution), cells (by cell), commands (by run), trajectories (by group), training (by run)
 writes    water-level (by run), whenever it changes; dead-letters for records that nobody else reports
 promises  every execution counts once, whatever is delivered twice; nothing here reads a clock; a snapshot's id names the
-          positions that it was taken at; an unreadable record of training stops the process (log-rules, 16)
+          positions that it was taken at; an unreadable record of training or commands stops the process (log-rules, 16)
 
 Records of executions that cannot be read are admission's to report. One worker must read all partitions.
 """
@@ -13,7 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gyre_engine.events import Event, derived_id
-from gyre_engine.events.cells import CellHealth, CellStarted, LifeChanged, RoleChanged, WaterLevelChanged
+from gyre_engine.events.cells import (
+    CellHealth,
+    CellLost,
+    CellStarted,
+    LifeChanged,
+    RoleChanged,
+    SchedulerElected,
+    SwitchRole,
+    WaterLevelChanged,
+)
 from gyre_engine.events.executions import Discarded, Dispatched, Finished, Started
 from gyre_engine.events.training import CoreElected, GroupAdmitted, StepCommitted, StepOpened
 from gyre_engine.log.intake import unreadable
@@ -21,12 +30,14 @@ from gyre_engine.log.port import STRICT, Raw
 from gyre_engine.scheduling.water_level import WaterLevel
 from streams.derivation import Derived, Position, dead_letter, wanted
 
-VERSION = 1
+VERSION = 2
+"""2: what the scheduler says counts, too: who is lost or leaves serves nobody."""
 _WANTED = frozenset(
     cls.TYPE
     for cls in (
         *(Dispatched, Started, Finished, Discarded),
         *(CellStarted, RoleChanged, LifeChanged, CellHealth),
+        *(SchedulerElected, SwitchRole, CellLost),
         *(GroupAdmitted, CoreElected, StepOpened, StepCommitted),
     )
 )
@@ -36,7 +47,7 @@ class WaterLevelStream:
     """The derivation around gyre_engine.scheduling.water_level."""
 
     name = "water-level"
-    sources: tuple[str, ...] = ("executions", "cells", "trajectories", "training")
+    sources: tuple[str, ...] = ("executions", "cells", "commands", "trajectories", "training")
     decisive: tuple[type[Event], ...] = ()
     whole = True
 

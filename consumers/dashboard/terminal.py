@@ -8,8 +8,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from consumers.dashboard.view import CellView, RunView
+from consumers.dashboard.view import RunView
 from gyre_engine.events.cells import CellRole
+from gyre_engine.scheduling.cells import CellState, Fleet
 
 BARS = " ▁▂▃▄▅▆▇█"
 STYLE = {CellRole.SAMPLING: "cyan", CellRole.TRAINING: "magenta", CellRole.SWITCHING: "yellow", CellRole.LEFT: "dim"}
@@ -55,12 +56,19 @@ class Display:
 
     def _cells(self, view: RunView) -> RenderableType:
         table = Table.grid(padding=(0, 2))
-        for name, cell in sorted(view.cells.items(), key=lambda item: item[1].position):
-            table.add_row(name, Text(cell.role.value, style=STYLE[cell.role]), f"v{cell.version}", _load(cell))
+        for cell in in_order(view.fleet):
+            table.add_row(cell.cell, Text(cell.role.value, style=STYLE[cell.role]), f"v{cell.version}", _load(view.fleet, cell))
         return table
 
 
-def _load(cell: CellView) -> str:
+def in_order(fleet: Fleet) -> list[CellState]:
+    """All cells, those too that are lost or have left."""
+    return sorted(fleet.cells.values(), key=lambda cell: (cell.position, cell.cell))
+
+
+def _load(fleet: Fleet, cell: CellState) -> str:
+    if fleet.lost(cell.cell):
+        return "lost: it says nothing"
     if not cell.healthy:
         return "engine away"
     return f"{cell.running} calls" if cell.role is CellRole.SAMPLING else ""
@@ -90,7 +98,7 @@ def sparkline(values: list[float]) -> str:
 
 def one_line(view: RunView) -> str:
     """Progress for logs: what a run without a terminal prints after a step."""
-    roles = " ".join(f"{n}:{c.role.value[0]}" for n, c in sorted(view.cells.items(), key=lambda i: i[1].position))
+    roles = " ".join(f"{cell.cell}:{'?' if view.fleet.lost(cell.cell) else cell.role.value[0]}" for cell in in_order(view.fleet))
     reward = f"{view.committed[-1].reward_mean:.3f}" if view.committed else "-"
     level = view.water.level if view.water else 0
     return f"step {view.step}/{view.steps}  reward {reward}  water level {level}  {roles}  switches {view.switches}"

@@ -8,22 +8,12 @@ from consumers.dashboard.sampled import Sampled
 from consumers.dashboard.time_outs import TimeOuts
 from gyre_engine.events import Event
 from gyre_engine.events.calls import ExecutionClosed, ModelCall, ProxyOwns
-from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, ProbeGap, RoleChanged, WaterLevelChanged, WeightsLoaded
+from gyre_engine.events.cells import CellRole, ProbeGap, RoleChanged, WaterLevelChanged
 from gyre_engine.events.executions import Discarded, Dispatched, Ending, Finished
 from gyre_engine.events.training import EvaluationReported, StepCommitted, Waiting
+from gyre_engine.scheduling.cells import Fleet, observe
 
-TOPICS = ("executions", "model-calls", "cells", "water-level", "training")
-
-
-@dataclass(slots=True)
-class CellView:
-    """One cell's line."""
-
-    position: int
-    role: CellRole
-    version: int = 0
-    running: int = 0
-    healthy: bool = True
+TOPICS = ("executions", "model-calls", "cells", "commands", "water-level", "training")
 
 
 @dataclass(slots=True)
@@ -31,7 +21,7 @@ class RunView:
     """Everything that the display and the final table show."""
 
     steps: int
-    cells: dict[str, CellView] = field(default_factory=dict)
+    fleet: Fleet = field(default_factory=Fleet)
     water: WaterLevelChanged | None = None
     committed: list[StepCommitted] = field(default_factory=list)
     evaluations: list[EvaluationReported] = field(default_factory=list)
@@ -49,8 +39,8 @@ class RunView:
     def see(self, event: Event) -> None:
         """Take one event into account."""
         match event:
-            case CellStarted() | RoleChanged() | CellHealth() | WeightsLoaded() | ProbeGap():
-                self._cell(event)
+            case ProbeGap():
+                self._gap(event)
             case WaterLevelChanged():
                 self.water = event
             case Dispatched():
@@ -74,26 +64,18 @@ class RunView:
             case Waiting():
                 self.waiting = event
             case _:
-                pass
+                self.fleet = observe(self.fleet, event)
+                self.switches += isinstance(event, RoleChanged) and self._is_a_switch(event)
 
-    def _cell(self, event: Event) -> None:
-        match event:
-            case CellStarted():
-                self.cells[event.cell] = CellView(event.position, event.role, event.weight_version)
-            case RoleChanged() if event.cell in self.cells:
-                self.switches += event.role is not CellRole.LEFT
-                self.cells[event.cell].role = event.role
-            case CellHealth() if event.cell in self.cells:
-                cell = self.cells[event.cell]
-                cell.running, cell.healthy = event.running, event.healthy
-            case WeightsLoaded() if event.cell in self.cells:
-                self.cells[event.cell].version = event.version
-            case ProbeGap() if event.kept_tokens:
-                self.kept_gap_max = max(self.kept_gap_max, event.gap_max)
-            case ProbeGap():
-                self.gap_max = max(self.gap_max, event.gap_max)
-            case _:
-                pass
+    def _is_a_switch(self, event: RoleChanged) -> bool:
+        state = self.fleet.cells.get(event.cell)
+        return state is not None and state.incarnation == event.incarnation and event.role is not CellRole.LEFT
+
+    def _gap(self, event: ProbeGap) -> None:
+        if event.kept_tokens:
+            self.kept_gap_max = max(self.kept_gap_max, event.gap_max)
+        else:
+            self.gap_max = max(self.gap_max, event.gap_max)
 
     @property
     def step(self) -> int:

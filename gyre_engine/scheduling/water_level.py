@@ -7,7 +7,17 @@ told, and a group that a committed step consumed stays consumed whether its admi
 from __future__ import annotations
 
 from gyre_engine.events import Event
-from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, LifeChanged, RoleChanged, WaterLevelChanged
+from gyre_engine.events.cells import (
+    CellHealth,
+    CellLost,
+    CellRole,
+    CellStarted,
+    LifeChanged,
+    RoleChanged,
+    SchedulerElected,
+    SwitchRole,
+    WaterLevelChanged,
+)
 from gyre_engine.events.executions import Discarded, Dispatched, Finished, Started
 from gyre_engine.events.training import CoreElected, GroupAdmitted, StepCommitted, StepOpened
 from gyre_engine.scheduling.cells import CellState, Fleet, observe
@@ -37,9 +47,7 @@ class WaterLevel:
         return self.dispatched - self.terminated
 
     def observe(self, event: Event) -> None:
-        """Take in the next event of `executions`, `cells`, `trajectories` or `training`, each partition in its
-        order.
-        """
+        """Take in the next event of `executions`, `cells`, `commands`, `trajectories` or `training`, each partition in its order."""
         match event:
             case Dispatched():
                 self._dispatch(event.execution)
@@ -47,7 +55,7 @@ class WaterLevel:
                 self._start(event.execution)
             case Finished() | Discarded():
                 self._terminate(event.execution)
-            case CellStarted() | RoleChanged() | LifeChanged() | CellHealth():
+            case CellStarted() | RoleChanged() | LifeChanged() | CellHealth() | SchedulerElected() | SwitchRole() | CellLost():
                 self.fleet = observe(self.fleet, event)
             case GroupAdmitted():
                 self._admitted.add(event.group)
@@ -55,7 +63,7 @@ class WaterLevel:
                 self._ledger(event)
 
     def snapshot(self) -> WaterLevelChanged:
-        """The level now. A cell that is not healthy serves nobody and is named nowhere."""
+        """The level now. A cell that is not healthy serves nobody and is named nowhere, nor is one that is lost or leaves."""
         cells = self.fleet.ordered
         named = {role: tuple(s.cell for s in cells if s.role is role and _counts(s)) for role in CellRole}
         return WaterLevelChanged(

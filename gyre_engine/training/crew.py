@@ -10,7 +10,6 @@ a limit; tensors go over the process group (gloo on the loopback).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import logging
 import os
@@ -28,13 +27,13 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from gyre_engine.lifeline import die_with_parent
 from gyre_engine.training.megatron_core import parallel_state
 
 logger = logging.getLogger(__name__)
 
 LIMIT_S = 600.0
 """For one collective, and for one answer: as long as the slowest rank may compute a micro-step."""
-_PR_SET_PDEATHSIG = 1
 
 
 class RankLost(RuntimeError):
@@ -144,7 +143,7 @@ def _become(rank: int, leader: int, orders: Connection, meeting: Meeting, make: 
     """Be a rank until the leader closes its end. Signals to the whole group are the leader's to act on."""
     status = os.EX_SOFTWARE
     try:
-        _end_with(leader)
+        die_with_parent(leader)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         meeting.join(rank)
@@ -162,9 +161,3 @@ def _obey(rank: Any, orders: Connection) -> None:
         while True:
             method, args = orders.recv()
             orders.send(getattr(rank, method)(*args))
-
-
-def _end_with(leader: int) -> None:
-    """Have the kernel kill this process when the leader's main thread ends, whatever ends it."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) or os.getppid() != leader:
-        os._exit(os.EX_UNAVAILABLE)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from gyre_engine.lifeline import tied
 from infra.broker.errors import BrokerError
 from infra.broker.jars import kafka_jars
 from infra.broker.java import find_java
 from infra.broker.node import Node, new_cluster_id
-from infra.supervisor.lifeline import tied
 from infra.supervisor.spec import ProcessSpec
 
 log = logging.getLogger(__name__)

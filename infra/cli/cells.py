@@ -118,6 +118,7 @@ def _row(fleet: Fleet, state: CellState) -> tuple[str | int, ...]:
     due = fleet.due(state.cell)
     role = f"{state.role} (told: {due})" if due else state.role.value
     life = (state.life.value if state.life else "") + ("" if state.healthy else ", engine away")
+    life += ", lost: it says nothing" if fleet.lost(state.cell) else ""
     return state.cell, state.position, role, life, state.version, state.capacity, state.running, state.url
 
 

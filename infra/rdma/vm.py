@@ -14,8 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from gyre_engine.lifeline import tied
 from infra.rdma.fetch import NotToBeHad, cache_folder, root
-from infra.supervisor.lifeline import tied
 
 CHECKOUT = Path(__file__).parents[2]
 _I = "drivers/infiniband"

@@ -7,7 +7,7 @@ import sys
 
 import msgpack
 
-from infra.supervisor.lifeline import die_with_parent, name_process
+from gyre_engine.lifeline import die_with_parent, name_process
 from infra.supervisor.target import leave, run_target
 
 

@@ -13,7 +13,7 @@ from typing import IO, Protocol
 
 import msgpack
 
-from infra.supervisor.lifeline import tied
+from gyre_engine.lifeline import tied
 from infra.supervisor.spec import ProcessSpec
 from infra.supervisor.target import child_environment
 

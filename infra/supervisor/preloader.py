@@ -22,7 +22,7 @@ from typing import Any
 
 import msgpack
 
-from infra.supervisor.lifeline import die_with_parent, name_process
+from gyre_engine.lifeline import die_with_parent, name_process
 from infra.supervisor.target import leave, run_target
 
 Message = dict[str, Any]

@@ -59,7 +59,7 @@ from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.transfer import Region
 from gyre_engine.transfer.tcp import TcpTransfer
 from infra.broker.broker import Broker, BrokerSettings
-from infra.supervisor.lifeline import die_with_parent
+from gyre_engine.lifeline import die_with_parent
 from producers.cells.agent import AgentSettings
 from producers.cells.process import run as run_agent
 from producers.proxy.process import run as run_proxy

@@ -27,7 +27,7 @@ from gyre_engine.sampling.hicache.control import Control, ControlLost, Json
 from gyre_engine.sampling.native.fresh import QUICKSTART, write_fresh_model
 from gyre_engine.sampling.sglang import SGLangEngine
 from infra.sglang.launch import PYTHON, ended_together, sglang_on_cpu
-from infra.supervisor.lifeline import tied
+from gyre_engine.lifeline import tied
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,7 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_engine.events import Event
-from gyre_engine.events.cells import CellHealth, CellRole, CellStarted, RoleChanged, WaterLevelChanged
+from gyre_engine.events.cells import (
+    CellHealth,
+    CellLost,
+    CellRole,
+    CellStarted,
+    RoleChanged,
+    SchedulerElected,
+    SwitchRole,
+    WaterLevelChanged,
+)
 from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, Ending, Finished, Started
 from gyre_engine.events.training import CoreElected, GroupAdmitted, StepCommitted, StepOpened
 from gyre_engine.scheduling.water_level import WaterLevel
@@ -161,3 +170,15 @@ PARTITIONS = (
 def test_the_level_does_not_depend_on_how_partitions_interleave(order: list[int]) -> None:
     left = [list(events) for events in PARTITIONS]
     assert after(*(left[n].pop(0) for n in order)) == after(*(event for events in PARTITIONS for event in events))
+
+
+def test_who_is_lost_or_was_told_to_leave_serves_nobody() -> None:
+    """As the scheduler counts: of three cells of 4 one is lost and one leaves, 4 are served."""
+    level = WaterLevel()
+    lost = CellLost(epoch=1, number=1, cell="b", incarnation="1", words=1, silent_us=1)
+    told = SwitchRole(epoch=1, number=2, cell="c", to=CellRole.LEFT, reason="", water_level=0, sampling_capacity=0)
+    for event in (SchedulerElected(epoch=1, holder="s"), cell("a", 0), cell("b", 1), cell("c", 2), lost, told):
+        level.observe(event)
+    assert (level.snapshot().sampling_capacity, level.snapshot().sampling_cells) == (4, ("a",))
+    level.observe(CellHealth(cell="b", incarnation="1", healthy=True))
+    assert level.snapshot().sampling_cells == ("a", "b"), "it has spoken again"
