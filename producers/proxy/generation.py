@@ -141,7 +141,8 @@ async def sample(
     retry, progress, source = RETRY_FIRST_S, time.monotonic(), ""
     sampled.hold()
     while not cancel.is_set():
-        lease = await _lease(router, job, sampled, cancel, source)
+        left = progress + job.wait_limit_s - time.monotonic()
+        lease = await _lease(router, job, sampled, cancel, source, left)
         if lease is None:
             break
         source = lease.cell
@@ -172,9 +173,9 @@ async def sample(
     return FinishReason.ABORT
 
 
-async def _lease(router: Router, job: Job, sampled: Sampled, cancel: asyncio.Event, source: str) -> Lease | None:
-    """An engine, or None where the call was cancelled while it waited."""
-    lease = (None if source else router.at_once(job.execution)) or await _waited_for(router, job, source, cancel)
+async def _lease(router: Router, job: Job, sampled: Sampled, cancel: asyncio.Event, source: str, left: float) -> Lease | None:
+    """An engine, or None where the call was cancelled while it waited. left: seconds of the wait that it may still take."""
+    lease = (None if source else router.at_once(job.execution)) or await _waited_for(router, job, source, cancel, left)
     if lease is None:
         return None
     if not source:
@@ -183,8 +184,8 @@ async def _lease(router: Router, job: Job, sampled: Sampled, cancel: asyncio.Eve
     return lease
 
 
-async def _waited_for(router: Router, job: Job, source: str, cancel: asyncio.Event) -> Lease | None:
-    waiting = asyncio.ensure_future(router.acquire(job.execution, source=source, timeout=job.wait_limit_s))
+async def _waited_for(router: Router, job: Job, source: str, cancel: asyncio.Event, left: float) -> Lease | None:
+    waiting = asyncio.ensure_future(router.acquire(job.execution, source=source, timeout=max(left, 0.0)))
     watch = asyncio.ensure_future(cancel.wait())
     await asyncio.wait({waiting, watch}, return_when=asyncio.FIRST_COMPLETED)
     watch.cancel()

@@ -70,31 +70,30 @@ class Router:
         self._wake()
 
     async def acquire(self, execution: str, *, source: str = "", timeout: float) -> Lease:
-        """An engine with room. Raises ProxyError (503) after `timeout` seconds without one.
+        """An engine with room. Raises ProxyError (503) after `timeout` seconds without one, what it waits for word included.
 
         source: the cell that did not finish the call before
         """
+        deadline = time.monotonic() + timeout
         self._going_on[source, execution] += 1
         try:
             if source:
-                await self._heard(execution, source, min(timeout, MOVE_WAIT_S))
-            return await self._with_room(execution, source, timeout)
+                await self._heard(execution, source, deadline)
+            if (lease := await self._with_room(execution, source, deadline)) is None:
+                raise unavailable("no_sampling_cell", f"no cell with room sampled for {timeout:.0f} s; {self._state()}")
+            return lease
         finally:
             self._going_on[source, execution] -= 1
             self._going_on += Counter()  # drops what is zero
 
-    async def _with_room(self, execution: str, source: str, timeout: float) -> Lease:
-        deadline = time.monotonic() + timeout
-        while (lease := self.at_once(execution, source=source)) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise unavailable("no_sampling_cell", f"no cell with room sampled for {timeout:.0f} s; {self._state()}")
+    async def _with_room(self, execution: str, source: str, deadline: float) -> Lease | None:
+        while (lease := self.at_once(execution, source=source)) is None and (left := deadline - time.monotonic()) > 0:
             await self._change(left)
         return lease
 
-    async def _heard(self, execution: str, source: str, limit: float) -> None:
+    async def _heard(self, execution: str, source: str, deadline: float) -> None:
         """Wait for word of where an interrupted execution goes on, and for its KV."""
-        deadline = time.monotonic() + limit
+        deadline = min(deadline, time.monotonic() + MOVE_WAIT_S)
         while self._moves.awaited(execution, source, self.routes.fleet.commands) and (left := deadline - time.monotonic()) > 0:
             await self._change(left)
 
