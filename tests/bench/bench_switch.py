@@ -50,6 +50,7 @@ from gyre_engine.events.cells import (
 )
 from gyre_engine.events.training import CoreElected, Published
 from gyre_engine.keys import mint
+from gyre_engine.lifeline import die_with_parent
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.log.topics import ensure_topics
@@ -59,7 +60,6 @@ from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.transfer import Region
 from gyre_engine.transfer.tcp import TcpTransfer
 from infra.broker.broker import Broker, BrokerSettings
-from gyre_engine.lifeline import die_with_parent
 from producers.cells.agent import AgentSettings
 from producers.cells.process import run as run_agent
 from producers.proxy.process import run as run_proxy

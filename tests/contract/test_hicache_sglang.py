@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gyre_engine.lifeline import tied
 from gyre_engine.sampling import Chunk, EngineNotServing, FinishReason, GenerateRequest, SamplingParams, complete
 from gyre_engine.sampling.hicache import control
 from gyre_engine.sampling.hicache.control import Control, ControlLost, Json
 from gyre_engine.sampling.native.fresh import QUICKSTART, write_fresh_model
 from gyre_engine.sampling.sglang import SGLangEngine
 from infra.sglang.launch import PYTHON, ended_together, sglang_on_cpu
-from gyre_engine.lifeline import tied
 
 pytestmark = [
     pytest.mark.slow,

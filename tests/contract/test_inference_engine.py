@@ -18,6 +18,7 @@ import pytest
 import torch
 import uvicorn
 
+from gyre_engine.lifeline import tied
 from gyre_engine.sampling import (
     Chunk,
     Completion,
@@ -36,7 +37,6 @@ from gyre_engine.sampling.native.fresh import QUICKSTART, write_fresh_model
 from gyre_engine.sampling.scripted import Script, ScriptedEngine, scripted_logprob
 from gyre_engine.sampling.sglang import SGLangEngine
 from infra.sglang.launch import PYTHON, ended_together, sglang_on_cpu
-from gyre_engine.lifeline import tied
 from producers.cells.engine_server import engine_app
 
 CONTEXT = 4096
