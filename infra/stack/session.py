@@ -1,4 +1,9 @@
-"""A run from its start to its end on the stack of a folder: broker, topics, processes, and the record of it on `runs`."""
+"""A run from its start to its end on the stack of a folder: broker, topics, processes, and the record of it on `runs`.
+
+reads     what the display shows (consumers.dashboard), cells (which are wanted, which have left)
+writes    runs
+promises  whatever ends it, everything that was started here ends, and the log says how it ended where it answers
+"""
 
 from __future__ import annotations
 

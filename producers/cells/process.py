@@ -1,4 +1,4 @@
-"""The cell agent's process."""
+"""The cell agent's process (`agent` says what it reads, writes and promises)."""
 
 from __future__ import annotations
 
