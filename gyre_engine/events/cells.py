@@ -161,6 +161,10 @@ class KvExported(Event):
     took_us: int
 
 
+OTHER_WEIGHTS = "it was computed under other weights"
+"""The reason of an import that fetched nothing, and cost nothing."""
+
+
 @event("kv-imported", topic="cells", key="cell")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvImported(Event):
@@ -283,6 +287,8 @@ class Move:
     rid: str
     destination: str
     with_kv: bool
+    wait_us: int = 2_000_000
+    """How long KV that moves is worth waiting for; then the execution goes on without."""
 
 
 @event("move-executions", topic="commands", key="run")

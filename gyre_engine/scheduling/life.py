@@ -9,11 +9,11 @@ promises  the table is the whole of it: what it does not list cannot happen; eve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gyre_engine.events.cells import CellRole, LifeState, LifeTrigger
+from gyre_engine.events.cells import CellRole, LifeState, LifeTrigger, Move
 
 S, T = LifeState, LifeTrigger
 
@@ -51,7 +51,7 @@ MEANING: Mapping[LifeState, str] = MappingProxyType(
         S.SAMPLING: "the engine serves; new weights are loaded in place, or once its calls have ended (`publish.inflight`)",
         S.FINISHING: "no new calls come; those in flight end under the weights that they began with, unless the limit is over",
         S.DRAINING: "no new calls come; what is in flight is aborted and hands over its partial output",
-        S.EXPORTING: "the KV of interrupted requests is read by the cells where they go on",
+        S.EXPORTING: "the KV of interrupted requests is read by the cells where they go on; for longer where it is worth it",
         S.JOINING: "the trainer waits for a step, pulls the weights and joins",
         S.TRAINING: "the trainer claims micro-steps",
         S.SEALING: "the trainer claims no more, seals what it has and keeps it until the core has it",
@@ -62,12 +62,16 @@ MEANING: Mapping[LifeState, str] = MappingProxyType(
 )
 
 
+LONGEST_EXPORT_S = 120.0
+"""However much KV that moves is worth: meanwhile its cell neither samples nor trains."""
+
+
 @dataclass(frozen=True, slots=True)
 class LifeLimits:
     """Seconds that a cell may be in a state. Sampling, joining and training end by command alone.
 
     sealing is that long because the core may be merging; refreshing because a new core may have to publish first.
-    finishing: `publish.drain_s` of the config.
+    finishing: `publish.drain_s` of the config; exporting: where no move is worth more.
     """
 
     finishing: float = 60.0
@@ -88,6 +92,11 @@ class LifeLimits:
             S.STARTING: self.starting,
             S.LOST: self.starting,
         }.get(state)
+
+    def exporting_of(self, moves: Iterable[Move]) -> float:
+        """The limit of exporting once these were decided: as long as the KV of any of them is waited for."""
+        longest = max((move.wait_us / 1e6 for move in moves if move.with_kv), default=0.0)
+        return max(self.exporting, min(longest, LONGEST_EXPORT_S))
 
 
 class IllegalTransition(RuntimeError):

@@ -5,6 +5,9 @@ errors, since the choice is close where both are small:
 
     seconds of a move    = a + b * bytes                     (kv-exported and kv-imported of one request)
     seconds of a prefill = c * n + d * (end**2 - start**2)   (n = end - start tokens computed after `start`; the square is attention's)
+
+A move pays where it and its share of what failed moves have cost are less than the prefill. Its KV is waited for as long as the
+prefill would take: whatever becomes of the move, the call loses no more than that again.
 """
 
 from __future__ import annotations
@@ -13,11 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gyre_engine.events import Event
-from gyre_engine.events.cells import CellHealth, Drained, Interrupted, KvExported, KvImported, Move
+from gyre_engine.events.cells import OTHER_WEIGHTS, CellHealth, Drained, Interrupted, KvExported, KvImported, Move
 from gyre_engine.scheduling.cells import CellState
+from gyre_engine.scheduling.life import LONGEST_EXPORT_S
 
 FORGET = 0.98
 """Weight of what was measured one measurement ago: machines get busier and calmer."""
+
+FORGIVE = 0.9
+"""Weight of what a failed move took one drain later: what broke may be mended, and only another move tells."""
+SHORTEST_WAIT_S = 2.0
+"""For KV that moves, however cheap its prefill is said to be: events need a moment too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +71,15 @@ class KvCosts:
     """What moves and prefills have cost so far. Before there is a measurement of either, a move is tried, to have one.
 
     per_token: bytes of KV a token; 0 before the first export
+    arrived:   moves whose KV arrived, the older the less
+    lost_s:    what the others took, the older the less
     """
 
     moves: Fit = field(default_factory=Fit)
     prefills: Fit = field(default_factory=Fit)
     per_token: float = 0.0
+    arrived: float = 0.0
+    lost_s: float = 0.0
     _exported_us: tuple[tuple[str, int], ...] = ()
 
     def observe(self, event: Event) -> KvCosts:
@@ -75,9 +88,10 @@ class KvCosts:
             case KvExported() if event.tokens:
                 kept = (*self._exported_us[-63:], (event.rid, event.took_us))
                 return replace(self, per_token=event.nbytes / event.tokens, _exported_us=kept)
-            case KvImported() if event.tokens:
-                exported = dict(self._exported_us).get(event.rid, 0)
-                return replace(self, moves=self.moves.add(1.0, event.nbytes, (exported + event.took_us) / 1e6))
+            case KvImported() if event.tokens or event.reason != OTHER_WEIGHTS:
+                return self._moved(event, (dict(self._exported_us).get(event.rid, 0) + event.took_us) / 1e6)
+            case Drained():
+                return replace(self, lost_s=FORGIVE * self.lost_s)
             case CellHealth() if event.prefills:
                 fit = self.prefills
                 for start, end, took_us in event.prefills:
@@ -85,6 +99,12 @@ class KvCosts:
                 return replace(self, prefills=fit)
             case _:
                 return self
+
+    def _moved(self, event: KvImported, took_s: float) -> KvCosts:
+        arrived, lost_s = FORGET * self.arrived, FORGET * self.lost_s
+        if not event.tokens:
+            return replace(self, arrived=arrived, lost_s=lost_s + took_s)
+        return replace(self, arrived=arrived + 1.0, lost_s=lost_s, moves=self.moves.add(1.0, event.nbytes, took_s))
 
     def move_s(self, tokens: int) -> float:
         """Seconds until the destination has the KV of so many tokens."""
@@ -95,10 +115,15 @@ class KvCosts:
         return self.prefills.predict(tokens, float(tokens * tokens))
 
     def moving_pays(self, tokens: int) -> bool:
-        """Whether moving is the faster."""
-        if not self.moves.uu or not self.prefills.uu:
+        """Whether moving is the faster, failures counted in."""
+        if not self.prefills.uu or not (self.moves.uu or self.lost_s):
             return True
-        return self.move_s(tokens) < self.prefill_s(tokens)
+        return self.move_s(tokens) + self.lost_s / (self.arrived + 1.0) < self.prefill_s(tokens)
+
+    def wait_s(self, tokens: int) -> float:
+        """How long KV on its way is worth waiting for; where nobody tells what prefills take, twice what a move does."""
+        worth = self.prefill_s(tokens) if self.prefills.uu else 2 * self.move_s(tokens)
+        return min(max(worth, SHORTEST_WAIT_S), LONGEST_EXPORT_S)
 
 
 def plan_moves(
@@ -121,7 +146,8 @@ def plan_moves(
         chosen[request.execution] = destination
         of_use = across_versions or destination.version == drained.weight_version  # learning.md, 9
         with_kv = of_use and _pays(request, costs, kv)
-        moves.append(Move(request.execution, request.rid, destination.cell, with_kv))
+        wait_us = int(1e6 * costs.wait_s(request.tokens)) if with_kv else 0
+        moves.append(Move(request.execution, request.rid, destination.cell, with_kv, wait_us))
     return tuple(moves)
 
 

@@ -114,7 +114,7 @@ class CellAgent:
         self._weights = Weights(engine, snapshots, speaker, tree, settings.patience_s, settings.keep_kv)
         self._health = Health(settings.cell, settings.incarnation)
         self._memory = Memory(engine, self._weights, settings.release_memory)
-        self._exports = Exports(kv, speaker, 2 * settings.limits.exporting) if kv else None
+        self._exports = Exports(kv, speaker, settings.limits) if kv else None
         self._imports = Imports(kv, speaker, (lambda: self._weights.version) if settings.keep_kv else None) if kv else None
         self._orders = Orders(settings.cell, settings.plan)
         self._state, self._since, self._left_rest = S.STARTING, time.monotonic(), time.monotonic()
@@ -176,7 +176,7 @@ class CellAgent:
 
     async def _next(self) -> LifeTrigger | None:
         """What the state's action comes to within its limit."""
-        limit = None if self._state in AWAY else self._settings.limits.of(self._state)
+        limit = self._limit()
         left = None if limit is None else self._since + limit - time.monotonic()
         try:
             async with asyncio.timeout(None if left is None else max(left, ASK_AGAIN_S)):
@@ -190,6 +190,13 @@ class CellAgent:
             self._why = f"{self._state} took longer than {limit:g} s"
             return T.LET_GO if self._state is S.EXPORTING and self._leaves else T.TIMED_OUT
         return trigger
+
+    def _limit(self) -> float | None:
+        """Of the state; while the engine is away, that of whoever waits for it."""
+        limits, moves = self._settings.limits, self._orders.moves
+        if self._state is S.EXPORTING and moves is not None and moves.drained == self._orders.command:
+            return limits.exporting_of(moves.moves)
+        return None if self._state in AWAY else limits.of(self._state)
 
     @property
     def _leaves(self) -> bool:

@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from gyre_engine.events import CodecError, Event
-from gyre_engine.events.cells import KvExported, KvImported, KvKept, Move, MoveExecutions
+from gyre_engine.events.cells import OTHER_WEIGHTS, KvExported, KvImported, KvKept, Move, MoveExecutions
 from gyre_engine.sampling.kv import KvMover, KvTicket
 from gyre_engine.sampling.port import EngineError
+from gyre_engine.scheduling.life import LifeLimits
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +35,11 @@ class Speaker:
 
 @dataclass(slots=True)
 class Exports:
-    """What this cell keeps readable for others since its last drain."""
+    """What this cell keeps readable for others since its last drain. limits: of the state in which it does."""
 
     engine: KvMover
     speaker: Speaker
-    lease_s: float
+    limits: LifeLimits
     _kept: dict[str, KvTicket] = field(default_factory=dict)
     _asked: set[tuple[int, int, str]] = field(default_factory=set)
 
@@ -53,7 +54,7 @@ class Exports:
     async def _export(self, moves: MoveExecutions, move: Move) -> None:
         began = time.monotonic()
         try:
-            ticket = await self.engine.export_kv(move.rid, lease=self.lease_s)
+            ticket = await self.engine.export_kv(move.rid, lease=2 * self.limits.exporting_of(moves.moves))
         except EngineError as error:
             logger.warning("%s cannot export the KV of %s: %s", self.speaker.cell, move.execution, error)
             ticket = None
@@ -115,7 +116,7 @@ class Imports:
         else:
             try:
                 tokens = await self.engine.import_kv(KvTicket.from_bytes(offer.ticket))
-                reason = "" if tokens else "it was computed under other weights"
+                reason = "" if tokens else OTHER_WEIGHTS
             except (EngineError, CodecError, LookupError, ValueError) as error:  # the engine's word, or a ticket that is none
                 reason = str(error)[:300]
         if tokens:

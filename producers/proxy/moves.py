@@ -49,18 +49,22 @@ class Moves:
             case _:
                 pass
 
-    def awaited(self, execution: str, source: str, commands: Commands) -> bool:
-        """Whether an execution that was interrupted on `source` should wait for word of where it goes on, or for its KV."""
+    def undecided(self, execution: str, source: str, commands: Commands) -> bool:
+        """Whether an execution that was interrupted on `source` should wait for word of where it goes on."""
         command = commands.get(source)
         if command is None or command.to is CellRole.SAMPLING:
             return False
         drain = self._drains.get(source, _Drain())
         if drain.drained is None or _by(drain.drained) != (command.epoch, command.number):
             return True
-        if self._decided(source, commands) is None:
-            return any(request.execution == execution for request in drain.drained.requests)
-        own = [move for move in self._moves(source, commands) if move.execution == execution]
-        return any(move.with_kv and move.rid not in drain.arrived for move in own)
+        named = any(request.execution == execution for request in drain.drained.requests)
+        return named and self._decided(source, commands) is None
+
+    def worth_s(self, execution: str, source: str, commands: Commands) -> float:
+        """How long its KV is worth waiting for, from the word on; 0 where none comes, or all is there."""
+        arrived = self._drains.get(source, _Drain()).arrived
+        own = (move for move in self._moves(source, commands) if move.execution == execution and move.with_kv)
+        return max((move.wait_us / 1e6 for move in own if move.rid not in arrived), default=0.0)
 
     def destination(self, execution: str, source: str, commands: Commands) -> str | None:
         """The cell that the scheduler named for it."""

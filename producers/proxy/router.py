@@ -3,7 +3,7 @@
 reads     cells, commands (through `apply`)
 promises  a call waits for room no longer than it is told to; an execution counts once on its cell however many calls
           it has open; an execution comes back to its cell while that samples; one that a switch interrupted goes on
-          where the scheduler says, for which room is kept, and waits for its KV no longer than MOVE_WAIT_S; who has a lease
+          where the scheduler says, for which room is kept, and waits for its KV no longer than that is worth; who has a lease
           hears when its cell goes away
 """
 
@@ -27,7 +27,7 @@ Connect = Callable[[str], InferenceEngine]
 """A client of the engine at a URL."""
 
 MOVE_WAIT_S = 2.0
-"""How long an interrupted call waits for the scheduler's word and for its KV; then it goes on without."""
+"""How long an interrupted call waits for the scheduler's word, which says how long its KV is worth waiting for."""
 AVOID_S = 1.0
 """How long a cell that failed is passed over where another one samples."""
 
@@ -92,10 +92,16 @@ class Router:
         return lease
 
     async def _heard(self, execution: str, source: str, deadline: float) -> None:
-        """Wait for word of where an interrupted execution goes on, and for its KV."""
-        deadline = min(deadline, time.monotonic() + MOVE_WAIT_S)
-        while self._moves.awaited(execution, source, self.routes.fleet.commands) and (left := deadline - time.monotonic()) > 0:
+        """Wait for word of where an interrupted execution goes on, then for its KV."""
+        word = min(deadline, time.monotonic() + MOVE_WAIT_S)
+        while self._moves.undecided(execution, source, self.routes.fleet.commands) and (left := word - time.monotonic()) > 0:
             await self._change(left)
+        heard = time.monotonic()
+        while (left := min(deadline, heard + self._worth(execution, source)) - time.monotonic()) > 0:
+            await self._change(left)
+
+    def _worth(self, execution: str, source: str) -> float:
+        return self._moves.worth_s(execution, source, self.routes.fleet.commands)
 
     def at_once(self, execution: str, *, source: str = "") -> Lease | None:
         """An engine, if one has room now."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -31,6 +32,7 @@ from gyre_engine.events.cells import (
 )
 from gyre_engine.events.training import Published
 from gyre_engine.log.election import Deposed
+from gyre_engine.sampling.kv import KvTicket
 from gyre_engine.sampling.port import EngineNotServing, InFlight
 from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.scheduling.life import LifeLimits, after
@@ -221,8 +223,8 @@ async def test_a_command_that_comes_twice_late_or_from_an_old_epoch_moves_nobody
         assert cell.fleet.due("c1") is None
 
 
-def moved(number: int, epoch: int = 1) -> MoveExecutions:
-    moves = tuple(Move(f"g0.{n}.0", f"r{n}", "c2", True) for n in range(2))
+def moved(number: int, epoch: int = 1, wait_s: float = 0.0) -> MoveExecutions:
+    moves = tuple(Move(f"g0.{n}.0", f"r{n}", "c2", True, int(1e6 * wait_s)) for n in range(2))
     return MoveExecutions(epoch=epoch, number=number, source="c1", drained=(1, 1), moves=moves)
 
 
@@ -258,6 +260,29 @@ async def test_word_of_a_deposed_scheduler_moves_no_kv(tmp_path: Path) -> None:
         assert cell.said(KvExported) == []
         cell.say(moved(2))
         await cell.until(lambda: len(cell.said(KvExported)) == 2)
+
+
+async def test_kv_that_is_worth_it_may_be_read_beyond_the_limit_of_exporting(tmp_path: Path) -> None:
+    class Leasing(OwnProcess):
+        leases: tuple[float, ...] = ()
+
+        async def export_kv(self, rid: str, *, lease: float) -> KvTicket | None:
+            self.leases += (lease,)
+            return await super().export_kv(rid, lease=lease)
+
+    engine = Leasing(busy=True)
+    async with Cell(tmp_path, engine, LifeLimits(exporting=0.02)) as cell:
+        cell.command(TRAIN)
+        cell.say(moved(2, wait_s=100.0))
+        await cell.until(lambda: len(cell.said(KvExported)) == 2)
+        over = time.monotonic() + 0.05
+        await cell.until(lambda: time.monotonic() > over)
+        reports = len(cell.said(CellHealth))
+        await cell.until(lambda: len(cell.said(CellHealth)) > reports + 1)
+        cell.say(imported("r0"), imported("r1"))
+        await cell.at(S.JOINING)
+        assert [c.trigger for c in cell.changes("i")][-1] is T.EXPORTED
+        assert engine.leases == (200.0, 200.0)
 
 
 async def test_a_destination_that_never_answers_costs_the_limit_of_exporting(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import numpy as np
 import pytest
 
-from gyre_engine.events.cells import CellRole, CellStarted, Drained, Interrupted, SwitchRole
+from gyre_engine.events.cells import CellRole, CellStarted, Drained, Interrupted, Move, MoveExecutions, SwitchRole
 from gyre_engine.sampling.port import Chunk, EngineNotServing, FinishReason, GenerateRequest, SamplingParams
 from gyre_engine.sampling.scripted import ScriptedEngine
 from producers.proxy import generation
@@ -42,11 +42,17 @@ class Waiting(Router):
         self._clock.now += timeout
 
 
-def started(capacity: int = 1) -> CellStarted:
+def started(cell: str = "a", position: int = 0) -> CellStarted:
     return CellStarted(
-        cell="a", position=0, incarnation="1", engine="scripted", engine_url="a", capacity=capacity, role=CellRole.SAMPLING,
+        cell=cell, position=position, incarnation="1", engine="scripted", engine_url=cell, capacity=2, role=CellRole.SAMPLING,
         weight_version=0,
     )  # fmt: skip
+
+
+LEAVE = SwitchRole(epoch=1, number=1, cell="a", to=CellRole.TRAINING, reason="", water_level=0, sampling_capacity=0)
+DRAINED = Drained(
+    cell="a", incarnation="1", command_epoch=1, command_number=1, weight_version=0, requests=(Interrupted("e", "e-x.1", 10),)
+)
 
 
 @pytest.mark.parametrize("timeout", [1.5, 2.0, 900.0])
@@ -54,15 +60,32 @@ async def test_the_wait_for_word_is_part_of_the_wait_for_an_engine(monkeypatch: 
     clock = Clock()
     monkeypatch.setattr(routing, "time", clock)
     router = Waiting(clock)
-    leave = SwitchRole(epoch=1, number=1, cell="a", to=CellRole.TRAINING, reason="", water_level=0, sampling_capacity=0)
-    gone = Drained(
-        cell="a", incarnation="1", command_epoch=1, command_number=1, weight_version=0,
-        requests=(Interrupted("e", "e-x.1", 10),),
-    )  # fmt: skip
-    router.apply([started(), leave, gone])
+    router.apply([started(), LEAVE, DRAINED])
     with pytest.raises(ProxyError, match=f"for {timeout:.0f} s"):
         await router.acquire("e", source="a", timeout=timeout)
     assert clock.now == timeout
+
+
+@pytest.mark.parametrize(
+    ("moves", "timeout", "waits"),
+    [
+        ((Move("e", "e-x.1", "b", True),), 900.0, 2.0),  # of an earlier scheduler, which does not say
+        ((Move("e", "e-x.1", "b", True, 40_000_000),), 900.0, 40.0),
+        ((Move("e", "e-x.1", "b", True, 40_000_000),), 30.0, 30.0),
+        ((Move("e", "e-x.1", "b", True, 3_000_000), Move("e", "e-y.1", "b", True, 7_000_000)), 900.0, 7.0),
+        ((Move("e", "e-x.1", "b", False, 0), Move("f", "f-y.1", "b", True, 7_000_000)), 900.0, 0.0),
+    ],
+)
+async def test_kv_is_waited_for_as_long_as_the_scheduler_says_that_it_is_worth(
+    monkeypatch: pytest.MonkeyPatch, moves: tuple[Move, ...], timeout: float, waits: float
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(routing, "time", clock)
+    router = Waiting(clock)
+    decided = MoveExecutions(epoch=1, number=2, source="a", drained=(1, 1), moves=moves)
+    router.apply([started(), started("b", 1), LEAVE, DRAINED, decided])
+    assert (await router.acquire("e", source="a", timeout=timeout)).cell == "b"
+    assert clock.now == waits
 
 
 class Failing(ScriptedEngine):
@@ -89,7 +112,7 @@ class Asked(Router):
     def __init__(self, engine: ScriptedEngine) -> None:
         super().__init__(lambda url: engine)
         self.timeouts: list[float] = []
-        self.apply([started(capacity=2)])
+        self.apply([started()])
 
     async def acquire(self, execution: str, *, source: str = "", timeout: float) -> Lease:
         self.timeouts.append(timeout)

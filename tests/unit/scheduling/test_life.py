@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre_engine.events.cells import CellRole, LifeState, LifeTrigger
+from gyre_engine.events.cells import CellRole, LifeState, LifeTrigger, Move
 from gyre_engine.scheduling.life import MEANING, TABLE, IllegalTransition, LifeLimits, after, role_of
 
 S, T = LifeState, LifeTrigger
@@ -62,6 +62,20 @@ def test_a_state_that_waits_has_a_limit_and_a_way_out_at_its_end(state: LifeStat
         assert limit is None and T.TIMED_OUT not in TABLE[state]
     else:
         assert limit is not None and (T.TIMED_OUT in TABLE[state] or state in (S.STARTING, S.LOST))
+
+
+@pytest.mark.parametrize(
+    ("moves", "limit"),
+    [
+        ((), 5.0),
+        ((Move("e", "r", "b", False, 60_000_000),), 5.0),
+        ((Move("e", "r", "b", True),), 5.0),
+        ((Move("e", "r", "b", True, 8_000_000), Move("f", "s", "b", True, 40_000_000)), 40.0),
+        ((Move("e", "r", "b", True, 3_600_000_000),), 120.0),
+    ],
+)
+def test_exporting_lasts_as_long_as_its_moves_are_worth_within_bounds(moves: tuple[Move, ...], limit: float) -> None:
+    assert LifeLimits(exporting=5.0).exporting_of(moves) == limit
 
 
 @pytest.mark.parametrize("state", [s for s in OF_THE_RUN if s not in (S.STARTING, S.LOST)])

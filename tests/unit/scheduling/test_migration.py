@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre_engine.events.cells import CellHealth, CellRole, Drained, Interrupted, KvExported, KvImported, Move
+from gyre_engine.events.cells import OTHER_WEIGHTS, CellHealth, CellRole, Drained, Interrupted, KvExported, KvImported, Move
 from gyre_engine.scheduling.cells import CellState
 from gyre_engine.scheduling.migration import FORGET, Fit, KvCosts, plan_moves
 
@@ -79,6 +79,55 @@ def test_before_anything_is_measured_a_move_is_tried() -> None:
     assert KvCosts().moving_pays(10)
 
 
+def failed(took_us: int, reason: str = "peer 10.0.0.1:7 did not answer", rid: str = "r") -> KvImported:
+    return KvImported(
+        cell="b", incarnation="1", source="a", command_epoch=1, command_number=1, execution="e", rid=rid, tokens=0, nbytes=0,
+        took_us=took_us, reason=reason,
+    )  # fmt: skip
+
+
+def test_moves_that_fail_stop_being_chosen_where_what_they_take_is_more_than_they_spare() -> None:
+    """8000 tokens: 8 s of prefill, or 0.058 s of a move. After three that arrived, a fourth of what a failure took is on each."""
+    costs = measured()
+    for _ in range(3):
+        assert costs.moving_pays(8000)
+        costs = costs.observe(exported(8000, 1_000_000, "f")).observe(failed(11_000_000, rid="f"))
+    assert not costs.moving_pays(8000)  # 36 s lost
+    assert costs.moving_pays(40_000)
+
+
+def test_a_first_move_that_fails_counts_as_well() -> None:
+    prefills = CellHealth(cell="b", incarnation="1", healthy=True, prefills=((0, 100, 100_000), (0, 2000, 2_000_000)))
+    costs = KvCosts().observe(prefills).observe(exported(3000, 500_000)).observe(failed(3_000_000))
+    assert not costs.moving_pays(3000) and costs.moving_pays(4000)
+
+
+def test_a_failure_is_forgotten_with_the_drains_after_it() -> None:
+    """3.5 s lost, 3.4 s of prefill: a tenth less, and it is tried again."""
+    prefills = CellHealth(cell="b", incarnation="1", healthy=True, prefills=((0, 100, 100_000), (0, 2000, 2_000_000)))
+    costs = KvCosts().observe(prefills).observe(failed(3_500_000))
+    assert not costs.moving_pays(3400)
+    assert costs.observe(drained()).moving_pays(3400)
+
+
+def test_what_was_not_fetched_as_the_weights_are_others_is_no_failure() -> None:
+    assert measured().observe(failed(60_000_000, OTHER_WEIGHTS)) == measured()
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(100, 2.0), (40_000, 40.0), (700_000, 120.0)])
+def test_kv_is_waited_for_as_long_as_its_prefill_would_take_within_bounds(tokens: int, seconds: float) -> None:
+    [move] = plan_moves(drained(tokens), [state("b", 1)], measured(), "always")
+    assert move.wait_us == pytest.approx(seconds * 1e6, rel=1e-6)
+
+
+def test_where_nobody_tells_what_prefills_take_kv_is_waited_for_twice_as_long_as_it_takes() -> None:
+    costs = KvCosts()
+    for tokens in (1_000_000, 4_000_000):
+        costs = costs.observe(exported(tokens, 0)).observe(imported(tokens, 4 * tokens))  # 4 and 16 s
+    assert costs.wait_s(2_000_000) == pytest.approx(16.0, rel=1e-6) and costs.moving_pays(2_000_000)
+    assert KvCosts().wait_s(2_000_000) == 2.0
+
+
 def state(name: str, position: int, running: int = 0, version: int = 3) -> CellState:
     return CellState(name, position, "1", f"http://{name}", 2, CellRole.SAMPLING, version=version, running=running)
 
@@ -92,9 +141,9 @@ def test_the_longest_contexts_go_first_to_where_they_can_stay_longest_while_ther
     cells = [state("pool", -1, running=1), state("c2", 2)]
     moves = plan_moves(drained(10, 5000, 300, 70), cells, measured())
     assert moves == (
-        Move("e1", "e1-x.1", "pool", True),
-        Move("e2", "e2-x.1", "c2", True),
-        Move("e3", "e3-x.1", "c2", True),
+        Move("e1", "e1-x.1", "pool", True, 5_000_000),
+        Move("e2", "e2-x.1", "c2", True, 2_000_000),
+        Move("e3", "e3-x.1", "c2", True, 2_000_000),
     )
 
 

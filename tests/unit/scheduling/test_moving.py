@@ -44,7 +44,7 @@ def after(*events: Event) -> tuple[Moving, Fleet]:
 
 
 def answer(number: int, drain: int, epoch: int = 2) -> MoveExecutions:
-    return MoveExecutions(epoch=epoch, number=number, source="a", drained=(2, drain), moves=(Move("e", "e-x.1", "b", False),))
+    return MoveExecutions(epoch=epoch, number=number, source="a", drained=(2, drain), moves=(Move("e", "e-x.1", "b", False, 0),))
 
 
 def test_a_drain_is_answered_once() -> None:
@@ -76,5 +76,5 @@ def test_a_scheduler_that_takes_over_answers_what_the_one_before_left() -> None:
     """Its predecessor was killed between the drain and the answer."""
     moving, fleet = after(leave(1), drained(1), SchedulerElected(epoch=3, holder="t"))
     assert moving.due(fleet, 3, 2) == MoveExecutions(
-        epoch=3, number=2, source="a", drained=(2, 1), moves=(Move("e", "e-x.1", "b", False),)
+        epoch=3, number=2, source="a", drained=(2, 1), moves=(Move("e", "e-x.1", "b", False, 0),)
     )
