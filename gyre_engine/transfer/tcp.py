@@ -20,7 +20,6 @@ from gyre_engine.transfer.port import DIGEST_BYTES, Descriptor, Progress, Region
 from gyre_engine.transfer.registry import STALLED_READER_SECONDS, Keys, Registration, Registry, hang_up
 from gyre_engine.transfer.wire import (
     ASK,
-    CHUNK_BYTES,
     CHUNKS,
     DIGESTS,
     OK,
@@ -34,10 +33,12 @@ from gyre_engine.transfer.wire import (
     send,
 )
 
+CHUNK_BYTES = 1 << 20
 RUN_BYTES = 8 << 20
 """Chunks asked for at once: few enough that connections finish together, enough to hide a round trip."""
 ASKED_AHEAD = 2
-STREAMS = max(2, min(4, os.cpu_count() or 1))
+STREAMS = max(1, min(4, (os.cpu_count() or 1) // 2))
+"""Each may keep a processor busy at either end: more of them than processors slow each other down."""
 
 Run = tuple[int, int]
 """(first chunk, how many)"""

@@ -25,7 +25,7 @@ from gyre_engine.transfer.digests import checked_digests, chunk_digests, verify
 from gyre_engine.transfer.port import DIGEST_BYTES, Descriptor, PeerLost, Progress, Region
 from gyre_engine.transfer.registry import STALLED_READER_SECONDS, Keys, Registration, Registry
 from gyre_engine.transfer.tcp import STREAMS, runs_of
-from gyre_engine.transfer.wire import CHUNK_BYTES, OK, REFUSED, VERBS, Deadline, expect, knock, receive, send
+from gyre_engine.transfer.wire import OK, REFUSED, VERBS, Deadline, expect, knock, receive, send
 
 MESSAGE_BYTES = 8 << 20
 """Longest single read: neighbouring chunks in one, so that asking costs little. Soft-RoCE takes no more."""
@@ -50,7 +50,7 @@ class VerbsTransfer:
         *,
         advertise: str | None = None,
         secret: bytes | None = None,
-        chunk: int = CHUNK_BYTES,
+        chunk: int = MESSAGE_BYTES,
         device: str | None = None,
     ) -> None:
         self._card = Card(device)

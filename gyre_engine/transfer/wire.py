@@ -26,7 +26,6 @@ ASK = struct.Struct(">cQQ")
 TCP, VERBS = b"gyT3", b"gyV2"
 DIGESTS, CHUNKS = b"d", b"c"
 OK, REFUSED = b"\x00", b"\x01"
-CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

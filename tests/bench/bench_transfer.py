@@ -32,7 +32,7 @@ SIZE = int(os.environ.get("SIZE", "1000000000"))
 PAIRS = int(os.environ.get("PAIRS", "7"))
 CHUNK = 1 << 20
 LIMIT_S = 120.0
-VM_SIZE, VM_PAIRS, VM_LIMIT_S = 512 << 20, 5, 900.0
+VM_SIZE, VM_PAIRS, VM_LIMIT_S = 256 << 20, 9, 900.0
 
 WRITER = """
 import socket, sys
