@@ -36,7 +36,7 @@ class CellState:
     capacity: executions that its engine serves at once; version: weights that its engine samples with
     obeyed:   (epoch, number) of the last command that this incarnation carried out
     life:     where it stands in its life; None before its first change
-    running:  requests that its engine had when it last said so
+    running, waiting: requests that its engine had when it last said so
     words:    what was heard of this incarnation: events that change this state
     """
 
@@ -51,6 +51,7 @@ class CellState:
     obeyed: tuple[int, int] = NEVER
     life: LifeState | None = None
     running: int = 0
+    waiting: int = 0
     words: int = 1
 
 
@@ -158,7 +159,7 @@ def _changed(state: CellState, event: RoleChanged | LifeChanged | CellHealth | W
     if isinstance(event, WeightsLoaded):
         return replace(state, version=event.version)
     if isinstance(event, CellHealth):
-        return replace(state, healthy=event.healthy, running=event.running)
+        return replace(state, healthy=event.healthy, running=event.running, waiting=event.waiting)
     obeyed = max(state.obeyed, (event.command_epoch, event.command_number))
     return replace(state, role=event.role, obeyed=obeyed)
 

@@ -12,14 +12,16 @@ prefill would take: whatever becomes of the move, the call loses no more than th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from gyre_engine.events import Event
 from gyre_engine.events.cells import OTHER_WEIGHTS, CellHealth, Drained, Interrupted, KvExported, KvImported, Move
 from gyre_engine.scheduling.cells import CellState
 from gyre_engine.scheduling.life import LONGEST_EXPORT_S
 
+NOTHING: Mapping[str, int] = MappingProxyType({})
 FORGET = 0.98
 """Weight of what was measured one measurement ago: machines get busier and calmer."""
 
@@ -127,19 +129,30 @@ class KvCosts:
 
 
 def plan_moves(
-    drained: Drained, cells: Sequence[CellState], costs: KvCosts, kv: str = "auto", *, across_versions: bool = False
+    drained: Drained,
+    cells: Sequence[CellState],
+    costs: KvCosts,
+    kv: str = "auto",
+    *,
+    across_versions: bool = False,
+    planned: Mapping[str, int] = NOTHING,
+    versions: Mapping[str, int] = NOTHING,
 ) -> tuple[Move, ...]:
     """A destination for each interrupted execution while there is room, those with the longest contexts first.
 
-    cells: that serve, those first that will longest
-    kv:    "auto" by cost, "always", "never"
+    cells:    that serve, those first that will longest
+    kv:       "auto" by cost, "always", "never"
     across_versions: also to cells that sample with other weights
+    planned:  executions on their way to a cell that its last word does not count yet
+    versions: that executions were dispatched at: the proxy takes none to a cell that has not loaded them
     """
-    room = {cell.cell: cell.capacity - cell.running for cell in cells}
+    room = {cell.cell: cell.capacity - cell.running - cell.waiting - planned.get(cell.cell, 0) for cell in cells}
     moves: list[Move] = []
     chosen: dict[str, CellState] = {}
     for request in sorted(drained.requests, key=lambda one: (-one.tokens, one.rid)):
-        destination = chosen.get(request.execution) or next((cell for cell in cells if room[cell.cell] > 0), None)
+        version = versions.get(request.execution, 0)
+        fits = (cell for cell in cells if room[cell.cell] > 0 and cell.version >= version)
+        destination = chosen.get(request.execution) or next(fits, None)
         if destination is None:
             continue
         room[destination.cell] -= request.execution not in chosen

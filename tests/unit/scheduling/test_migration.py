@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -145,6 +147,20 @@ def test_the_longest_contexts_go_first_to_where_they_can_stay_longest_while_ther
         Move("e2", "e2-x.1", "c2", True, 2_000_000),
         Move("e3", "e3-x.1", "c2", True, 2_000_000),
     )
+
+
+def test_who_waits_and_who_is_on_the_way_has_a_place_too() -> None:
+    cells = [replace(state("c3", 3), waiting=1), state("c2", 2), state("c1", 1)]
+    moves = plan_moves(drained(10, 5000, 300), cells, measured(), planned={"c3": 1, "c2": 1})
+    assert [(move.execution, move.destination) for move in moves] == [("e1", "c2"), ("e2", "c1"), ("e0", "c1")]
+
+
+def test_no_execution_goes_to_a_cell_that_lacks_the_weights_it_was_dispatched_at() -> None:
+    """Its proxy would not take it there, and KV would have moved for nothing."""
+    cells = [state("c3", 3, version=3), state("c2", 2, version=4)]
+    moves = plan_moves(drained(5000, 10), cells, measured(), versions={"e0": 4, "e1": 3})
+    assert [(move.execution, move.destination) for move in moves] == [("e0", "c2"), ("e1", "c3")]
+    assert plan_moves(drained(5000), cells, measured(), versions={"e0": 5}) == ()
 
 
 def test_the_requests_of_one_execution_go_together_and_take_one_place() -> None:

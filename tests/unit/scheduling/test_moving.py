@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from consumers.scheduler.moving import Moving
+from dataclasses import replace
+
 from gyre_engine.events import Event
 from gyre_engine.events.cells import (
+    CellHealth,
     CellRole,
     CellStarted,
     Drained,
@@ -14,7 +16,9 @@ from gyre_engine.events.cells import (
     SchedulerElected,
     SwitchRole,
 )
+from gyre_engine.events.executions import Dispatched
 from gyre_engine.scheduling.cells import Fleet, observe
+from gyre_engine.scheduling.moving import Moving
 
 
 def started(name: str, position: int) -> CellStarted:
@@ -70,6 +74,36 @@ def test_an_answer_that_is_read_before_its_drain_is_an_answer() -> None:
     assert moving.due(fleet, 2, 3) is None and not moving.waits("a")
     moving, fleet = after(leave(1), answer(2, 1), drained(1), leave(5), drained(5))
     assert moving.due(fleet, 2, 6) == answer(6, 5)
+
+
+def health(cell: str, running: int = 0) -> CellHealth:
+    return CellHealth(cell=cell, incarnation="1", healthy=True, running=running)
+
+
+def test_what_was_planned_a_moment_ago_has_its_place_until_the_cell_says_what_it_runs() -> None:
+    """`b` has two places. A drain of `c` has filled them; `a` is drained before `b` has said anything again."""
+    of_c = MoveExecutions(
+        epoch=2, number=2, source="c", drained=(2, 1),
+        moves=(Move("f", "f-x.1", "b", False, 0), Move("f", "f-y.1", "b", False, 0), Move("g", "g-x.1", "b", False, 0)),
+    )  # fmt: skip
+    moving, fleet = after(health("b"), of_c, leave(3), drained(3))
+    assert moving.due(fleet, 2, 4) == replace(answer(4, 3), moves=())
+    moving, fleet = after(health("b"), of_c, health("b", running=1), leave(3), drained(3))
+    assert moving.due(fleet, 2, 4) == answer(4, 3)
+
+
+def dispatched(version: int) -> Dispatched:
+    return Dispatched(
+        execution="e", group="g", index=0, attempt=0, group_size=1, group_number=0, class_number=0, query="q", source="s",
+        split="train", harness="mini", weight_version=version,
+    )  # fmt: skip
+
+
+def test_an_execution_stays_away_from_weights_older_than_those_it_was_dispatched_at() -> None:
+    moving, fleet = after(dispatched(4), leave(1), drained(1))
+    assert moving.due(fleet, 2, 2) == replace(answer(2, 1), moves=())
+    moving, fleet = after(dispatched(3), leave(1), drained(1))
+    assert moving.due(fleet, 2, 2) == answer(2, 1)
 
 
 def test_a_scheduler_that_takes_over_answers_what_the_one_before_left() -> None:
