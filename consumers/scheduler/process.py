@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from consumers.scheduler.moving import Moving
-from consumers.scheduler.silence import Silence
 from consumers.scheduler.view import TOPICS, View
 from gyre_engine.events import Event, Recorded
 from gyre_engine.events.cells import CellLost, SchedulerElected
@@ -25,7 +23,9 @@ from gyre_engine.log.election import Deposed, win
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.cluster import Decision
 from gyre_engine.scheduling.life import LifeLimits
+from gyre_engine.scheduling.moving import Moving
 from gyre_engine.scheduling.policies import POLICIES, PolicySettings
+from gyre_engine.scheduling.silence import Silence
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from gyre_engine.training.replica import ReplicaOptions
 from gyre_engine.transfer.kinds import open_transfer
 
 if TYPE_CHECKING:
-    from gyre_engine.training.cell import CellReplica
     from gyre_engine.training.megatron import MegatronReplica
+    from gyre_engine.training.spread import SpreadReplica
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +38,14 @@ IDLE_POLL_S = 0.5
 """Longest sleep of an idle trainer; a record wakes it at once."""
 
 
-def replica_of(settings: TrainerSettings) -> MegatronReplica | CellReplica:
+def replica_of(settings: TrainerSettings) -> MegatronReplica | SpreadReplica:
     """The cell's replica. Heavy. Call it before anything starts a thread, a log too: the cell's other ranks are forked here."""
     options = ReplicaOptions(temperature=settings.temperature)
     return open_replica(Path(settings.model_path), options, settings.mesh, scratch=settings.scratch)
 
 
 def run(
-    settings: TrainerSettings, log: Log, replica: MegatronReplica | CellReplica, stop: threading.Event | None = None,
+    settings: TrainerSettings, log: Log, replica: MegatronReplica | SpreadReplica, stop: threading.Event | None = None,
     report: Report | None = None,
 ) -> None:  # fmt: skip
     """Train with `replica_of(settings)` until SIGTERM or `stop`, in a process of its own."""
@@ -56,7 +56,7 @@ class Trainer(Consumer):
     """Folds what it reads into a Board; once it has read what stands there, it moves as a member, the core also as the core."""
 
     def __init__(
-        self, settings: TrainerSettings, log: Log, replica: MegatronReplica | CellReplica, report: Report | None = None
+        self, settings: TrainerSettings, log: Log, replica: MegatronReplica | SpreadReplica, report: Report | None = None
     ) -> None:
         self.name = f"trainer-{settings.cell}"
         self.topics = CORE_TOPICS if settings.core else LEDGER_TOPICS

@@ -140,6 +140,11 @@ class Drained(Event):
     weight_version: int
     requests: tuple[Interrupted, ...]
 
+    @property
+    def command(self) -> tuple[int, int]:
+        """(epoch, number) of the switch-role that drained it."""
+        return self.command_epoch, self.command_number
+
 
 @event("kv-exported", topic="cells", key="cell")
 @dataclass(frozen=True, slots=True, kw_only=True)

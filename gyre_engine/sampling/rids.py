@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from uuid import uuid4
 
+END_OF_RID = "/"
+"""Stands behind a rid on its way to SGLang, which aborts every rid that begins with the one that it is given: so none does."""
+
 
 def new_rid(execution: str) -> str:
     """A name that no other request has."""

@@ -35,6 +35,7 @@ from gyre_engine.sampling.port import (
     SamplingParams,
     WeightsUnreadable,
 )
+from gyre_engine.sampling.rids import END_OF_RID
 from gyre_engine.sampling.sglang_stream import Reading, Triples, room_for_output, too_long
 
 Json = dict[str, Any]
@@ -44,7 +45,6 @@ ASK_AGAIN_SECONDS = 0.02
 LOAD_SECONDS = 600.0
 KV_SECONDS = 90.0
 """Above what engines let a move take."""
-END_OF_RID = "/"
 MESSAGE_CHARACTERS = 500  # SGLang may repeat a whole prompt in an error
 
 
@@ -283,7 +283,7 @@ class SGLangEngine:
 
 
 def _wire(rid: str) -> str:
-    """SGLang aborts every rid that begins with the one it is given: with an end mark none begins with another."""
+    """As SGLang gets it."""
     return f"{rid}{END_OF_RID}"
 
 

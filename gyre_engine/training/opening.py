@@ -10,15 +10,15 @@ from gyre_engine.training.replica import ReplicaOptions
 from gyre_engine.training.shape import ModelShape
 
 if TYPE_CHECKING:
-    from gyre_engine.training.cell import CellReplica
     from gyre_engine.training.megatron import MegatronReplica
+    from gyre_engine.training.spread import SpreadReplica
 
 
-def open_replica(model: Path, options: ReplicaOptions, mesh: Mesh = ONE, *, scratch: str = "") -> MegatronReplica | CellReplica:
+def open_replica(model: Path, options: ReplicaOptions, mesh: Mesh = ONE, *, scratch: str = "") -> MegatronReplica | SpreadReplica:
     """A replica of the model in the folder `model`, without weights yet. With several ranks it forks: call it before any thread."""
-    from gyre_engine.training import cell, megatron
+    from gyre_engine.training import megatron, spread
 
     shape = ModelShape.of_folder(model)
     if mesh.ranks == 1:
         return megatron.MegatronReplica(shape, options)
-    return cell.CellReplica(shape, mesh, options, scratch=scratch)
+    return spread.SpreadReplica(shape, mesh, options, scratch=scratch)

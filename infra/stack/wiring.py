@@ -27,7 +27,7 @@ from gyre_engine.training.replica import Hyper
 from gyre_engine.trees.select import SelectionSettings
 from infra.stack.launch import CellPlace, Launch
 from infra.stack.layout import StackFolder
-from producers.cells.agent import AgentSettings
+from producers.cells.settings import AgentSettings
 from producers.proxy.role_rules import RoleRule
 from producers.proxy.settings import POLICY, Frozen, Model, ProxySettings, RunSampling, Upstream
 from producers.runner.harnesses.port import HarnessSettings

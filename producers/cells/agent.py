@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gyre_engine.events import Event, Recorded
@@ -35,13 +34,13 @@ from gyre_engine.sampling.kv import KvMover
 from gyre_engine.sampling.port import EngineError, InferenceEngine
 from gyre_engine.sampling.rids import execution_of
 from gyre_engine.scheduling.broadcast import Tree
-from gyre_engine.scheduling.classes import ClassPlan
-from gyre_engine.scheduling.life import LifeLimits, after, role_of
+from gyre_engine.scheduling.life import after, role_of
 from gyre_engine.transfer import Transfer
 from producers.cells.health import Health
 from producers.cells.kv_moves import Exports, Imports, Speaker
 from producers.cells.memory import Memory
 from producers.cells.orders import Orders, obey
+from producers.cells.settings import AgentSettings
 from producers.cells.snapshot import Snapshots
 from producers.cells.weights import Weights
 
@@ -49,41 +48,6 @@ logger = logging.getLogger(__name__)
 
 S, T = LifeState, LifeTrigger
 TOPICS = ("commands", "training", "cells")
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSettings:
-    """`model_path`: the initial model's folder; `scratch`: where pulled weights are put for the engine.
-
-    transfer:        its kind (gyre_engine.transfer.kinds), and where others reach its memory
-    order:           all cells in the fixed order: the tree in which weights are passed on (gyre_engine.scheduling.broadcast)
-    fanout, patience_s: of that tree; see `publish` in the config
-    release_memory:  whether the engine gives its memory back while the cell trains
-    drain:           whether calls in flight end before new weights are loaded; else they go on under them
-    keep_kv:         whether the engine was started to keep KV across versions
-    """
-
-    cell: str
-    position: int
-    incarnation: str
-    engine: str
-    engine_url: str
-    capacity: int
-    model_path: str
-    scratch: str
-    plan: ClassPlan
-    secret: bytes = field(default=b"", repr=False)
-    limits: LifeLimits = field(default_factory=LifeLimits)
-    transfer: str = "tcp"
-    transfer_host: str = "127.0.0.1"
-    order: tuple[str, ...] = ()
-    fanout: int = 0
-    patience_s: float = 10.0
-    drain: bool = False
-    release_memory: bool = False
-    keep_kv: bool = False
-    health_s: float = 5.0
-    poll_s: float = 0.5
 
 
 ASK_AGAIN_S = 0.2

@@ -21,7 +21,7 @@ from gyre_engine.sampling.port import (
     UnknownModel,
     WeightsUnreadable,
 )
-from gyre_engine.sampling.sglang import END_OF_RID
+from gyre_engine.sampling.rids import END_OF_RID
 
 Json = dict[str, Any]
 

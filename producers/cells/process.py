@@ -8,7 +8,8 @@ import signal
 from gyre_engine.log import Log
 from gyre_engine.sampling.sglang import SGLangEngine
 from gyre_engine.transfer.kinds import open_transfer
-from producers.cells.agent import AgentSettings, CellAgent
+from producers.cells.agent import CellAgent
+from producers.cells.settings import AgentSettings
 
 
 def run(settings: AgentSettings, log: Log) -> bool:

@@ -38,7 +38,7 @@ class Moves:
         match event:
             case Drained():
                 before = self._drains.get(event.cell, _Drain())
-                answered = before.decided is not None and before.decided.drained == _by(event)
+                answered = before.decided is not None and before.decided.drained == event.command
                 self._drains[event.cell] = _Drain(event, before.decided, before.arrived) if answered else _Drain(event)
             case MoveExecutions() if event.epoch >= epoch:
                 drain = self._drains.setdefault(event.source, _Drain())
@@ -55,7 +55,7 @@ class Moves:
         if command is None or command.to is CellRole.SAMPLING:
             return False
         drain = self._drains.get(source, _Drain())
-        if drain.drained is None or _by(drain.drained) != (command.epoch, command.number):
+        if drain.drained is None or drain.drained.command != (command.epoch, command.number):
             return True
         named = any(request.execution == execution for request in drain.drained.requests)
         return named and self._decided(source, commands) is None
@@ -84,7 +84,3 @@ class Moves:
     def _moves(self, source: str, commands: Commands) -> tuple[Move, ...]:
         decided = self._decided(source, commands)
         return decided.moves if decided else ()
-
-
-def _by(drained: Drained) -> tuple[int, int]:
-    return drained.command_epoch, drained.command_number

@@ -1,7 +1,7 @@
 """Role switches under load: how long each direction takes, and whether an agent or a token notices.
 
 Real Kafka; the proxy, three native engines and their agents as processes; 40 executions that call all the time. The bench commands the
-switches as a scheduler does (the real answer to drains, `consumers.scheduler.moving`), always of the cells that hold the most
+switches as a scheduler does (the real answer to drains, `gyre_engine.scheduling.moving`), always of the cells that hold the most
 executions, and publishes new weights now and then, which cells load before they sample again. No trainer runs: a cell that trains
 waits to join. The last line is one JSON object:
 
@@ -36,7 +36,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from consumers.scheduler.moving import Moving
 from gyre_engine.events import Event
 from gyre_engine.events.calls import ModelCall
 from gyre_engine.events.cells import (
@@ -57,11 +56,12 @@ from gyre_engine.log.topics import ensure_topics
 from gyre_engine.sampling.sglang import SGLangEngine
 from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.scheduling.moving import Moving
 from gyre_engine.transfer import Region
 from gyre_engine.transfer.tcp import TcpTransfer
 from infra.broker.broker import Broker, BrokerSettings
-from producers.cells.agent import AgentSettings
 from producers.cells.process import run as run_agent
+from producers.cells.settings import AgentSettings
 from producers.proxy.process import run as run_proxy
 from producers.proxy.settings import ProxySettings, RunSampling
 from tests.bench.agents import Connection

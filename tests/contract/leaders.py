@@ -18,7 +18,7 @@ from gyre_engine.training.shape import ModelShape
 
 PATIENCE_S = 120.0
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["gyre_engine.training.cell", "gyre_engine.training.optimizer"])
+CONTEXT.set_forkserver_preload(["gyre_engine.training.spread", "gyre_engine.training.optimizer"])
 
 
 class LeaderGone(RuntimeError):
@@ -26,7 +26,7 @@ class LeaderGone(RuntimeError):
 
 
 class Leader:
-    """A CellReplica in another process; its methods, and `call` for what else a test asks of it. Loaded at version 3."""
+    """A SpreadReplica in another process; its methods, and `call` for what else a test asks of it. Loaded at version 3."""
 
     def __init__(self, folder, mesh: Mesh, limit_s: float = 60.0, **options: Any) -> None:
         self.link, theirs = CONTEXT.Pipe()
@@ -64,9 +64,9 @@ class Leader:
 
 
 def _lead(link: Connection, folder, mesh: Mesh, options: ReplicaOptions, limit_s: float) -> None:
-    from gyre_engine.training.cell import CellReplica
+    from gyre_engine.training.spread import SpreadReplica
 
-    replica = CellReplica(ModelShape.of_folder(folder), mesh, options, limit_s=limit_s)
+    replica = SpreadReplica(ModelShape.of_folder(folder), mesh, options, limit_s=limit_s)
     link.send(replica.parameters.layout)
     extra = {"train": train, "ranks": lambda r: list(r._crew._pids.values()), "buffer": lambda r: r.gradient_buffer().copy()}
     while True:

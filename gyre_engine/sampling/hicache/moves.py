@@ -22,14 +22,13 @@ from typing import Any, Protocol
 from gyre_engine.sampling.hicache import control
 from gyre_engine.sampling.hicache.control import ControlLost, Json
 from gyre_engine.sampling.kv import KvPart, KvTicket
+from gyre_engine.sampling.rids import END_OF_RID
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-END_OF_RID = "/"
-"""See gyre_engine.sampling.sglang: no name of a request begins with another."""
 LEASE_SECONDS = 120.0
 CONTROL_SECONDS = 10.0
 READ_SECONDS = 70.0

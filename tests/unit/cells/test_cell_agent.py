@@ -15,7 +15,8 @@ from gyre_engine.sampling.sglang import SGLangEngine
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.life import LifeLimits
 from gyre_engine.transfer.tcp import TcpTransfer
-from producers.cells.agent import AgentSettings, CellAgent, EngineAway
+from producers.cells.agent import CellAgent, EngineAway
+from producers.cells.settings import AgentSettings
 
 
 class Falling(ScriptedEngine):

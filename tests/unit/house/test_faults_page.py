@@ -13,7 +13,7 @@ import pytest
 from gyre_engine.sampling import sglang
 from gyre_engine.scheduling.life import LifeLimits
 from infra.supervisor.spec import RestartPolicy
-from producers.cells.agent import AgentSettings
+from producers.cells.settings import AgentSettings
 from producers.proxy import generation, router
 from tests.unit.house.test_keys_said import SECTIONS
 from tests.unit.house.test_packages import ROOT

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from consumers.scheduler import process
 from consumers.scheduler.process import Scheduler, SchedulerSettings
-from consumers.scheduler.silence import Silence
 from gyre_engine.events import Event
 from gyre_engine.events.cells import (
     CellHealth,
@@ -30,6 +29,7 @@ from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.cluster import Cell, Cluster, Demand, Switch
 from gyre_engine.scheduling.policies import POLICIES, PolicySettings
+from gyre_engine.scheduling.silence import Silence
 
 S, T = CellRole.SAMPLING, CellRole.TRAINING
 LIMIT_S, STARTING_S = 120.0, 600.0

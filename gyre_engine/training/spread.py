@@ -30,7 +30,7 @@ from gyre_engine.training.sharding import Sharding
 from gyre_engine.training.weights import megatron_shapes, read_image, to_megatron
 
 
-class CellReplica:
+class SpreadReplica:
     """A TrainingReplica (see the port): this process leads, as rank 0, the others it forks. Make it before any thread."""
 
     def __init__(
