@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from gyre_engine.events import Event, derived_id
 from gyre_engine.events.cells import (
+    CellEnded,
     CellHealth,
     CellLost,
     CellStarted,
@@ -36,7 +37,7 @@ _WANTED = frozenset(
     cls.TYPE
     for cls in (
         *(Dispatched, Started, Finished, Discarded),
-        *(CellStarted, RoleChanged, LifeChanged, CellHealth),
+        *(CellStarted, RoleChanged, LifeChanged, CellHealth, CellEnded),
         *(SchedulerElected, SwitchRole, CellLost),
         *(GroupAdmitted, CoreElected, StepOpened, StepCommitted),
     )

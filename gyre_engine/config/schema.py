@@ -149,6 +149,7 @@ class KafkaConfig:
     host: str = opt(
         "127.0.0.1", "Address of the embedded broker; whoever reaches it reads and writes the log, so only on a network of yours."
     )
+    port: int = opt(0, "Port of the embedded broker; 0: a free one, another after each start.")
     prefix: str = opt("gyre", "Prefix of every topic, group and transactional id.")
     partitions: int = opt(4, "Partitions of the execution-keyed topics of a new run.")
     replication: int = opt(0, "Replicas a topic; 0: 1 on the embedded broker, 3 elsewhere.")

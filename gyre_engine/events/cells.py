@@ -90,6 +90,15 @@ class LeaveWanted(Event):
     by: str
 
 
+@event("cell-ended", topic="cells", key="cell")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellEnded(Event):
+    """A cell's processes have ended, by word of who kept them, or of the host that resumes a run: other hosts' cells end with it."""
+
+    cell: str
+    incarnation: str
+
+
 @event("role-changed", topic="cells", key="cell")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleChanged(Event):

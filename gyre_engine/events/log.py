@@ -28,6 +28,14 @@ class RunStarted(Event):
     """Name -> text of the model's config.json and generation_config.json: what a cell on another host makes a model folder of."""
 
 
+@event("run-resumed", topic="runs", key="run")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResumed(Event):
+    """A run goes on that had ended or was cut off: an end that stands before this is none."""
+
+    run: str
+
+
 @event("run-ended", topic="runs", key="run")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded(Event):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gyre_engine.events import Recorded
-from gyre_engine.events.log import RunEnded, RunStarted
+from gyre_engine.events import Event, Recorded
+from gyre_engine.events.log import RunEnded, RunResumed, RunStarted
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.names import RUNS, record_key
 from gyre_engine.log.port import Log, Place
@@ -34,6 +34,8 @@ def fold_runs(records: Iterable[Recorded]) -> dict[str, RunInfo]:
     for record in records:
         if isinstance(record.event, RunStarted):
             starts[record.event.run] = record
+            ends.pop(record.event.run, None)
+        elif isinstance(record.event, RunResumed):
             ends.pop(record.event.run, None)
         elif isinstance(record.event, RunEnded):
             ends[record.event.run] = record
@@ -63,6 +65,11 @@ def start_run(log: Log, started: RunStarted, timeout: float = 30.0) -> Place:
     return log.append(started).result(timeout)
 
 
+def resume_run(log: Log, run: str, timeout: float = 30.0) -> Place:
+    """Say that a run goes on."""
+    return log.append(RunResumed(run=run)).result(timeout)
+
+
 def end_run(log: Log, ended: RunEnded, timeout: float = 30.0) -> Place:
     """Note how a run ended."""
     return log.append(ended).result(timeout)
@@ -70,7 +77,7 @@ def end_run(log: Log, ended: RunEnded, timeout: float = 30.0) -> Place:
 
 def forget_run(log: KafkaLog, info: RunInfo, timeout: float = 30.0) -> None:
     """Take a run off the list, by tombstones; topics.delete_run deletes its events."""
-    events = [info.started] if info.ended is None else [info.started, info.ended]
+    events: list[Event] = [info.started, RunResumed(run=info.run), *([info.ended] if info.ended else [])]
     for future in [log.produce_raw(RUNS, record_key(event, info.run), None) for event in events]:
         future.result(timeout)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from gyre_engine.events import Event
 from gyre_engine.events.cells import (
+    CellEnded,
     CellHealth,
     CellLost,
     CellRole,
@@ -35,7 +36,8 @@ class CellState:
 
     capacity: executions that its engine serves at once; version: weights that its engine samples with
     obeyed:   (epoch, number) of the last command that this incarnation carried out
-    life:     where it stands in its life; None before its first change
+    life:     where it stands in its life
+    ended:    its processes have ended, by another's word; one of its own, and they have not
     running, waiting: requests that its engine had when it last said so
     words:    what was heard of this incarnation: events that change this state
     """
@@ -53,6 +55,7 @@ class CellState:
     running: int = 0
     waiting: int = 0
     words: int = 1
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,10 @@ class Fleet:
         return told or (state is not None and state.role is CellRole.LEFT)
 
     def lost(self, cell: str) -> bool:
-        """Whether it fell silent and has said nothing since: it counts as gone."""
+        """Whether it has ended, or fell silent and has said nothing since: it counts as gone."""
         state, loss = self.cells.get(cell), self.losses.get(cell)
+        if state is not None and state.ended:
+            return True
         if loss is None or state is None:
             return loss is not None
         return state.incarnation == loss.incarnation and state.words <= loss.words
@@ -124,7 +129,7 @@ def observe(fleet: Fleet, event: Event) -> Fleet:
     match event:
         case CellStarted():
             return _with(fleet, _started(event, fleet.cells.get(event.cell)))
-        case RoleChanged() | LifeChanged() | CellHealth() | WeightsLoaded():
+        case RoleChanged() | LifeChanged() | CellHealth() | WeightsLoaded() | CellEnded():
             state = fleet.cells.get(event.cell)
             known = state is not None and state.incarnation == event.incarnation
             return _with(fleet, _changed(state, event)) if state is not None and known else fleet
@@ -148,12 +153,18 @@ def _started(event: CellStarted, before: CellState | None) -> CellState:
     words = before.words + 1 if before is not None and before.incarnation == event.incarnation else 1
     return CellState(
         event.cell, event.position, event.incarnation, event.engine_url, event.capacity, event.role, event.weight_version,
-        words=words,
+        life=_FIRST[event.role], words=words,
     )  # fmt: skip
 
 
-def _changed(state: CellState, event: RoleChanged | LifeChanged | CellHealth | WeightsLoaded) -> CellState:
-    state = replace(state, words=state.words + 1)
+_FIRST = {role_of(life): life for life in (LifeState.GONE, LifeState.REFRESHING, LifeState.JOINING, LifeState.SAMPLING)}
+"""Where a cell of a role stands when it says that it has started."""
+
+
+def _changed(state: CellState, event: RoleChanged | LifeChanged | CellHealth | WeightsLoaded | CellEnded) -> CellState:
+    state = replace(state, words=state.words + 1, ended=isinstance(event, CellEnded))
+    if isinstance(event, CellEnded):
+        return state
     if isinstance(event, LifeChanged):
         return replace(state, life=event.after, role=role_of(event.after))
     if isinstance(event, WeightsLoaded):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gyre_engine.events import Event
 from gyre_engine.events.cells import (
+    CellEnded,
     CellHealth,
     CellLost,
     CellRole,
@@ -55,7 +56,9 @@ class WaterLevel:
                 self._start(event.execution)
             case Finished() | Discarded():
                 self._terminate(event.execution)
-            case CellStarted() | RoleChanged() | LifeChanged() | CellHealth() | SchedulerElected() | SwitchRole() | CellLost():
+            case CellStarted() | RoleChanged() | LifeChanged() | CellHealth() | CellEnded():
+                self.fleet = observe(self.fleet, event)
+            case SchedulerElected() | SwitchRole() | CellLost():
                 self.fleet = observe(self.fleet, event)
             case GroupAdmitted():
                 self._admitted.add(event.group)

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from gyre_engine.config import Config
 from gyre_engine.config.schema import KafkaConfig
-from gyre_engine.events.cells import CellRole, CellWanted, LeaveWanted
+from gyre_engine.events.cells import CellRole, CellWanted, LeaveWanted, LifeState
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.port import Log
+from gyre_engine.log.runs import RunInfo
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.scheduling.cells import CellState, Fleet, observe
 from gyre_engine.scheduling.life import LifeLimits
@@ -35,6 +37,7 @@ from infra.supervisor.spec import SupervisorEvent
 
 COLUMNS = ("cell", "position", "role", "state", "version", "capacity", "running", "engine")
 STATED = {"ended", "restarting", "gave-up"}
+_NAME, _CELL_KEY = re.compile(r"[A-Za-z0-9._-]{1,80}"), re.compile(rb"[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def _properties(path: Path) -> dict[str, str]:
 
 def start_cell(way: Way, run: str, *, host: str, name: str, key: Path | None, other_hardware: bool, folder: StackFolder) -> str:
     """One cell here until it has left or its run is over; how it ended. Raises CommandError and what starting raises."""
-    settings = FarCellSettings(run, name or _own_name(), host, way.settings(), other_hardware, _key(folder, key))
+    settings = FarCellSettings(run, _name(name), host, way.settings(), other_hardware, _key(folder, key))
     cell = FarCell(settings, folder, lambda text: print(text, flush=True), _told)
     leave_on_signals(cell)
     try:
@@ -77,9 +80,12 @@ def start_cell(way: Way, run: str, *, host: str, name: str, key: Path | None, ot
         cell.stop()
 
 
-def _own_name() -> str:
+def _name(given: str) -> str:
+    """A cell's name; of its own where none is given. Raises CommandError."""
+    if given and not _NAME.fullmatch(given):
+        raise CommandError(f"--name {given!r}: use letters, digits, ., - and _ (at most 80)")
     host = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter == "-")[:40] or "host"
-    return f"{host}-{secrets.token_hex(3)}"
+    return given or f"{host}-{secrets.token_hex(3)}"
 
 
 def _key(folder: StackFolder, given: Path | None) -> bytes:
@@ -91,7 +97,16 @@ def _key(folder: StackFolder, given: Path | None) -> bytes:
             f"--key is missing: copy the file cell-key from the .gyre folder of the run's host, and name the copy "
             f"(afterwards it stands in {folder.cell_key_file})"
         )
-    return given.read_bytes().strip() if given else b""
+    if given is None:
+        return b""
+    if not given.is_file():
+        raise CommandError(f"--key: there is no file {given}")
+    key = given.read_bytes().strip()
+    if not _CELL_KEY.fullmatch(key):
+        raise CommandError(
+            f"--key: {given} holds no cell key (64 hexadecimal digits): copy cell-key from the run's host once more"
+        )
+    return key
 
 
 def _told(event: SupervisorEvent) -> None:
@@ -99,8 +114,10 @@ def _told(event: SupervisorEvent) -> None:
         print(f"{event.name}: {event.kind}{' (' + event.text + ')' if event.text else ''}", flush=True)
 
 
-def list_cells(log: Log, console: Console, *, as_json: bool) -> None:
-    """A line a cell in the fixed order, those that have left last."""
+def list_cells(log: Log, info: RunInfo, console: Console, *, as_json: bool) -> None:
+    """A line a cell in the fixed order, those that have left last; of a run that is over as the log has them last."""
+    if info.ended is not None:
+        print(f"gyre: {info.run} is over ({info.ended.outcome}); its cells were, at the end:", file=sys.stderr)
     fleet = read_fleet(log)
     states = sorted(fleet.cells.values(), key=lambda state: (state.role is CellRole.LEFT, state.position, state.cell))
     rows = [dict(zip(COLUMNS, _row(fleet, state), strict=True)) for state in states]
@@ -108,17 +125,22 @@ def list_cells(log: Log, console: Console, *, as_json: bool) -> None:
         for row in rows:
             print(json.dumps(row) if as_json else "\t".join(map(str, row.values())))
         return
-    table = Table(*COLUMNS)
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    console.print(table)
+    for row in rows:  # two lines each: an address must be readable on a narrow terminal, too
+        console.print(f"[bold]{row['cell']}[/bold]  {row['role']}  {row['state']}", highlight=False, soft_wrap=True)
+        if row["role"] != CellRole.LEFT.value:
+            console.print(
+                f"    v{row['version']}, {row['running']} calls, room for {row['capacity']} executions, {row['engine']}",
+                highlight=False, soft_wrap=True,
+            )  # fmt: skip
 
 
 def _row(fleet: Fleet, state: CellState) -> tuple[str | int, ...]:
+    if state.role is CellRole.LEFT:
+        return state.cell, state.position, state.role.value, LifeState.GONE.value, state.version, 0, 0, ""
     due = fleet.due(state.cell)
     role = f"{state.role} (told: {due})" if due else state.role.value
     life = (state.life.value if state.life else "") + ("" if state.healthy else ", engine away")
-    life += ", lost: it says nothing" if fleet.lost(state.cell) else ""
+    life += ", has ended" if state.ended else ", says nothing" if fleet.lost(state.cell) else ""
     return state.cell, state.position, role, life, state.version, state.capacity, state.running, state.url
 
 

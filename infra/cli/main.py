@@ -214,7 +214,7 @@ def list_cells(
     from infra.cli.cells import list_cells as show
 
     with attach(run) as attached, attached.log() as log:
-        show(log, Console(), as_json=json_)
+        show(log, attached.info, Console(), as_json=json_)
 
 
 @cells.command("add", epilog=example("cells add"))

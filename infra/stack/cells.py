@@ -21,6 +21,7 @@ from infra.sglang.launch import MovingKv, ended_together, sglang_on_cpu, sglang_
 from infra.stack.launch import CellPlace, Launch
 from infra.stack.layout import StackFolder
 from infra.stack.ports import free_ports
+from infra.stack.wiring import cell_name, positions
 from infra.supervisor.spec import ProcessSpec, RestartPolicy, State
 from infra.supervisor.supervisor import Supervisor
 
@@ -95,6 +96,12 @@ def read_fleet(log: Log) -> Fleet:
         for record in log.read(topic):
             fleet = observe(fleet, record.event)
     return fleet
+
+
+def own_cells(log: Log, config: Config) -> frozenset[str]:
+    """Those that the run's own host keeps: that it begins with, and that were added."""
+    wanted = (record.event.cell for record in log.read("cells") if isinstance(record.event, CellWanted))
+    return frozenset((*map(cell_name, positions(config)), *wanted))
 
 
 def next_place(fleet: Fleet, config: Config) -> int:

@@ -204,6 +204,12 @@ def _address_of_cells(config: Config) -> Iterator[Problem]:
 
 
 def _address(section: str, host: str) -> Iterator[Problem]:
+    if section != "proxy" and host in ("0.0.0.0", "::"):  # noqa: S104
+        text = (
+            f"{section}.host: {host} is every address of this host and none that others can be told: give the one that they reach"
+        )
+        yield Problem(text, ((section, "host"),))
+        return
     try:
         free_ports(1, host)
     except OSError:

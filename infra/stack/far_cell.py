@@ -1,7 +1,7 @@
 """A cell on a host of its own: it learns of the run from the log, pulls the weights, and comes and goes while the run goes on.
 
 reads     runs, cells, training (far_run has what is read before)
-writes    cells: leave-wanted, when this host is told to stop
+writes    cells: leave-wanted, when this host is told to stop; cell-ended, where it ends without having left
 promises  nothing is shared with the run's host but the log and what is read through the Transfer port; the cell leaves in order
 """
 
@@ -13,13 +13,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre_engine.events.cells import CellStarted, LeaveWanted
+from gyre_engine.events.cells import CellEnded, CellStarted, LeaveWanted
 from gyre_engine.events.log import RunEnded
 from gyre_engine.events.training import Published
-from gyre_engine.log import Follower
+from gyre_engine.log import Follower, LogUnavailable
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.names import RUNS
 from gyre_engine.log.runs import find_run
@@ -43,6 +44,7 @@ PULL_LIMIT_S = 600.0
 LEAVE_LIMIT_S = LifeLimits().sealing + 60.0
 """How long a cell may take to leave: the core may be merging a step that it has a part in."""
 FIRST_PUBLICATION_S = 600.0
+END_NOTE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -60,13 +62,13 @@ class FarCell:
     _asked_at: float = 0.0
     _runs: Follower | None = None
     _ended: RunEnded | None = None
+    _incarnation: str = ""
+    """Of the cell, from its first word until it has left."""
 
     def start(self) -> None:
         """Everything up to the cell's first word on the log. Raises CannotJoin, StackRunning, ProcessGaveUp and the log's errors."""
         settings = self.settings
         self.supervisor = Supervisor(self.folder.root, preload=PRELOADERS, on_event=self.on_event)
-        if settings.key:
-            self.folder.keep_cell_key(settings.key)
         self.folder.keep_private({f"kafka.{name}": value for name, value in settings.kafka.extra.items()})
         log, run = self._open_log(), FarRun.read
         there = run(log, self.run)
@@ -77,6 +79,8 @@ class FarCell:
         published = there.published or self._first_publication()
         there = run(log, self.run)  # others may have come meanwhile
         launch = self._launch(there, published)
+        if settings.key:
+            self.folder.keep_cell_key(settings.key)  # it has opened the weights
         launch.save(self.folder)
         kafka = settings.kafka
         self.supervisor.note(run=self.run, cell=settings.name, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix)
@@ -124,7 +128,10 @@ class FarCell:
     def _model(self, published: Published, there: FarRun) -> Path:
         """A model folder with the published weights. Raises CannotJoin where they cannot be read."""
         config, own = there.config, self.settings
-        source, transfer = config.cells.host, open_transfer(config.transfer.kind, own.host, secret=self.folder.cell_key())
+        source, transfer = (
+            config.cells.host,
+            open_transfer(config.transfer.kind, own.host, secret=own.key or self.folder.cell_key()),
+        )
         try:
             image = Pull(transfer).read(published.weights_hash, published.nbytes, published.descriptor, PULL_LIMIT_S)
         except TransferError as error:
@@ -149,9 +156,10 @@ class FarCell:
         until = time.monotonic() + limit
         try:
             while time.monotonic() < until and not self.told_to_stop.is_set() and not self._is_over(0.0):
-                self.supervisor.wait(0.0)
+                self._require_processes()
                 for record in follower.poll(0.5):
                     if isinstance(record.event, CellStarted) and record.event.cell == self.settings.name:
+                        self._incarnation = record.event.incarnation
                         self.say(f"{self.settings.name} is in {self.run}, its engine at {record.event.engine_url}")
                         return
         finally:
@@ -163,14 +171,21 @@ class FarCell:
         """Until the cell has left or the run is over; how it ended, in words. Raises ProcessGaveUp."""
         assert self.supervisor is not None
         while not self._is_over(0.5):
-            self.supervisor.wait(0.0)
             end_those_that_left(self.supervisor)
             if has_left(self.supervisor, self.settings.name):
+                self._incarnation = ""
                 return f"{self.settings.name} has left {self.run}"
+            self._require_processes()
             if self.told_to_stop.is_set():
                 self._ask_to_leave()
         assert self._ended is not None
         return f"{self.run} is over: {self._ended.outcome}"
+
+    def _require_processes(self) -> None:
+        """Raises ProcessGaveUp, or CannotJoin where the supervisor itself has ended."""
+        assert self.supervisor is not None
+        if self.supervisor.wait(0.0):
+            raise CannotJoin(f"the processes of {self.settings.name} ended; their logs are in {self.folder.logs}")
 
     def _is_over(self, wait: float) -> bool:
         """Whether the run has ended, by its own word."""
@@ -195,13 +210,20 @@ class FarCell:
             )
 
     def stop(self) -> None:
-        """End what runs here."""
+        """End what runs here, and say so where the run goes on without it."""
+        if self.supervisor is not None:
+            try:
+                self.supervisor.stop()
+            except RuntimeError as error:
+                logger.error("%s", error)
+        if self.log is not None and self._incarnation and self._ended is None:
+            ended = self.log.append(CellEnded(cell=self.settings.name, incarnation=self._incarnation))
+            with suppress(LogUnavailable, TimeoutError):
+                ended.result(END_NOTE_S)
         if self._runs is not None:
             self._runs.close()
         if self.log is not None:
             self.log.close()
-        if self.supervisor is not None:
-            self.supervisor.stop()
 
 
 def leave_on_signals(cell: FarCell) -> None:

@@ -16,9 +16,8 @@ from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.scheduling.cells import Fleet
 from gyre_engine.training.fingerprint import differences, fingerprint
 from gyre_engine.training.ledger import Ledger, apply
-from infra.stack.cells import Wanted, next_place, read_fleet
+from infra.stack.cells import next_place, own_cells, read_fleet
 from infra.stack.versions import versions
-from infra.stack.wiring import cell_name, positions
 
 
 class CannotJoin(RuntimeError):
@@ -53,13 +52,11 @@ class FarRun:
     @classmethod
     def read(cls, log: KafkaLog, run: str) -> FarRun:
         """Fold cells, commands and the ledger as they stand now. Raises NoSuchRun."""
-        info, ledger, wanted = find_run(log, run), Ledger(), Wanted()
+        info, ledger = find_run(log, run), Ledger()
         for record in log.read("training"):
             ledger = apply(ledger, record.event)
-        for record in log.read("cells"):
-            wanted.see(record.event)
-        begun_with = map(cell_name, positions(config_from_json(info.started.config)))
-        return cls(info, read_fleet(log), ledger.published, frozenset((*begun_with, *wanted.asked)))
+        own = own_cells(log, config_from_json(info.started.config))
+        return cls(info, read_fleet(log), ledger.published, own)
 
     @property
     def config(self) -> Config:

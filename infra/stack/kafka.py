@@ -25,9 +25,9 @@ def kafka_settings(own: KafkaConfig, servers: str, replication: int, extra: Mapp
     )  # fmt: skip
 
 
-def start_broker(supervisor: Supervisor, folder: StackFolder, host: str = "127.0.0.1") -> str:
+def start_broker(supervisor: Supervisor, folder: StackFolder, host: str = "127.0.0.1", port: int = 0) -> str:
     """Start the folder's own broker and wait until it answers; its bootstrap servers. Raises NotReady or ProcessGaveUp."""
-    broker = Broker(BrokerSettings(folder.kafka, host, port=free_ports(1, host)[0]))
+    broker = Broker(BrokerSettings(folder.kafka, host, port=port or free_ports(1, host)[0]))
     supervisor.start(ProcessSpec("broker", argv=tuple(broker.prepare()), stage=BROKER_STAGE, ready=broker.answers))
     supervisor.wait_ready(["broker"], BROKER_LIMIT_S)
     return broker.bootstrap_servers

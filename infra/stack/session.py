@@ -1,7 +1,7 @@
 """A run from its start to its end on the stack of a folder: broker, topics, processes, and the record of it on `runs`.
 
 reads     what the display shows (consumers.dashboard), cells (which are wanted, which have left)
-writes    runs
+writes    runs; cells: cell-ended, of other hosts' cells where a run is resumed
 promises  whatever ends it, everything that was started here ends, and the log says how it ended where it answers
 """
 
@@ -15,18 +15,19 @@ from pathlib import Path
 
 from consumers.dashboard.view import TOPICS, RunView
 from gyre_engine.config import Config, config_hash, masked_url, to_json
+from gyre_engine.events.cells import CellEnded
 from gyre_engine.events.log import RunEnded, RunStarted
 from gyre_engine.harbor import stop_leftovers
 from gyre_engine.log import Follower, LogUnavailable
 from gyre_engine.log.brokers import require_safe
 from gyre_engine.log.catching_up import catch_up
 from gyre_engine.log.kafka import KafkaLog
-from gyre_engine.log.runs import end_run, start_run
+from gyre_engine.log.runs import end_run, find_run, resume_run, start_run
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.log.topics import ensure_topics
 from gyre_engine.training.fingerprint import fingerprint
 from infra.stack import wiring
-from infra.stack.cells import PRELOADERS, CellKeeper
+from infra.stack.cells import PRELOADERS, CellKeeper, own_cells, read_fleet
 from infra.stack.checks import check_before_start
 from infra.stack.health import forget
 from infra.stack.kafka import kafka_settings, start_broker
@@ -87,13 +88,26 @@ class Session:
         self.launch.save(self.folder)
         forget(self.folder.health)
         self.log = KafkaLog(kafka, self.run)
-        if not self._resumed:
+        if self._resumed:
+            self._resume(self.log)
+        else:
             start_run(self.log, self._run_started(partitions, kafka))
         self.supervisor.note(
             run=self.run, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix, proxy_url=self.launch.proxy_url,
             clickhouse_url=self.launch.clickhouse_url,
         )  # fmt: skip
         self.supervisor.start(*run_processes(self.launch, self.folder))
+
+    def _resume(self, log: KafkaLog) -> None:
+        """Say that the run goes on. Cells of other hosts ended with it, unless it was cut off without a word."""
+        ended = find_run(log, self.run).ended is not None
+        resume_run(log, self.run)
+        if ended:
+            fleet, own = read_fleet(log), own_cells(log, self.config)
+            guests = [
+                s for s in fleet.cells.values() if s.cell not in own and not fleet.leaves(s.cell) and not fleet.lost(s.cell)
+            ]
+            log.append_all([CellEnded(cell=s.cell, incarnation=s.incarnation) for s in guests])
 
     def follow(self, show: Callable[[RunView], None]) -> None:
         """Show progress and tend the cells until the runner says that all is done. Raises ProcessGaveUp or StackEnded."""
@@ -151,7 +165,7 @@ class Session:
         servers, replication = own.bootstrap_servers, own.replication or (1 if own.allow_weak else 3)
         if not own.bootstrap_servers:
             assert self.supervisor is not None
-            servers, replication = start_broker(self.supervisor, self.folder, own.host), own.replication or 1
+            servers, replication = start_broker(self.supervisor, self.folder, own.host, own.port), own.replication or 1
         settings = kafka_settings(own, servers, replication, own.librdkafka)
         if own.bootstrap_servers and not own.allow_weak:
             for finding in require_safe(settings):

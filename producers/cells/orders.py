@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from gyre_engine.events import Event
 from gyre_engine.events.cells import (
+    CellEnded,
     CellHealth,
     CellLost,
     CellRole,
@@ -79,7 +80,7 @@ def obey(orders: Orders, event: Event) -> Orders:
     match event:
         case SchedulerElected() | SwitchRole() | CellLost():
             return replace(orders, fleet=observe(orders.fleet, event))
-        case CellStarted() | RoleChanged() | LifeChanged() | CellHealth() | WeightsLoaded():
+        case CellStarted() | RoleChanged() | LifeChanged() | CellHealth() | WeightsLoaded() | CellEnded():
             return replace(orders, fleet=observe(orders.fleet, event))
         case WeightsHeld():
             return replace(orders, held={**orders.held, event.cell: event})

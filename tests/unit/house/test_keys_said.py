@@ -51,8 +51,8 @@ def test_every_key_that_a_text_names_is_in_the_config() -> None:
 
 
 def test_the_keys_of_a_text_are_found_and_names_of_files_are_not() -> None:
-    """What the test above rests on; `kafka.port` is what a text once named."""
-    assert keys_in("stop it, or set kafka.port = 0, see batch.groups.") == {"kafka.port", "batch.groups"}
+    """What the test above rests on; `kafka.ports` stands for what a text once named."""
+    assert keys_in("stop it, or set kafka.ports = 0, see batch.groups.") == {"kafka.ports", "batch.groups"}
     assert keys_in("model.safetensors and gyre_engine.config.load of data.tar/x, set run.json") == set()
     assert keys_in("reward.json has two: set reward.weights") == {"reward.weights"}
-    assert {"kafka.prefix", "models.key_env", "data.path"} < KEYS and "kafka.port" not in KEYS
+    assert {"kafka.prefix", "models.key_env", "data.path"} < KEYS and "kafka.ports" not in KEYS

@@ -8,14 +8,24 @@ import pytest
 
 from gyre_engine.config import Config, to_json, with_overrides
 from gyre_engine.events import Event
-from gyre_engine.events.cells import CellLost, CellRole, CellStarted, CellWanted, LeaveWanted, RoleChanged, SwitchRole
+from gyre_engine.events.cells import (
+    CellEnded,
+    CellHealth,
+    CellLost,
+    CellRole,
+    CellStarted,
+    CellWanted,
+    LeaveWanted,
+    RoleChanged,
+    SwitchRole,
+)
 from gyre_engine.events.log import RunEnded, RunStarted
 from gyre_engine.log.memory import MemoryLog
-from gyre_engine.log.runs import RunInfo
+from gyre_engine.log.runs import RunInfo, end_run, find_run, resume_run, start_run
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.training.fingerprint import fingerprint
-from infra.cli.cells import _has_left, _key, _properties, add_cells, drain_cell
+from infra.cli.cells import _has_left, _key, _name, _properties, add_cells, drain_cell
 from infra.cli.errors import CommandError
 from infra.stack.cells import CellKeeper, Wanted
 from infra.stack.far_run import CannotJoin, FarCellSettings, FarRun
@@ -218,3 +228,41 @@ def test_client_settings_come_from_a_file_and_a_wrong_line_is_named(tmp_path: Pa
     path.write_text("security.protocol\n")
     with pytest.raises(CommandError, match=r"line 1: 'security.protocol' is no setting"):
         _properties(path)
+
+
+@pytest.mark.parametrize("name", ["a b/c", "x" * 81, "../up", "ü"])
+def test_a_name_that_could_be_no_files_name_is_refused(name: str) -> None:
+    with pytest.raises(CommandError, match="use letters, digits"):
+        _name(name)
+    assert _name("rack-7.gpu_0") == "rack-7.gpu_0" and _name("")
+
+
+def test_a_key_that_is_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\x00" * 32)
+    with pytest.raises(CommandError, match="holds no cell key"):
+        _key(StackFolder(tmp_path / "far"), tmp_path / "key")
+    with pytest.raises(CommandError, match="there is no file"):
+        _key(StackFolder(tmp_path / "far"), tmp_path / "none")
+
+
+def test_a_cell_that_has_ended_counts_for_nothing_until_it_speaks() -> None:
+    fleet = Fleet()
+    for event in (started("cell-0", 0), started("guest", 3), CellEnded(cell="guest", incarnation="1")):
+        fleet = observe(fleet, event)
+    assert [state.cell for state in fleet.ordered] == ["cell-0"] and not fleet.serves("guest")
+    back = observe(fleet, CellHealth(cell="guest", incarnation="1", healthy=True))
+    assert back.serves("guest")
+    assert observe(fleet, CellEnded(cell="cell-0", incarnation="0")).serves("cell-0"), "the word is of another start"
+
+
+def test_a_run_that_goes_on_has_not_ended() -> None:
+    log = MemoryLog(run="r")
+    facts = {"config": "{}", "config_hash": "", "versions": {}, "partitions": {}, "fingerprint": {}, "initial_weights": ""}
+    start_run(log, RunStarted(run="r", initial_weights_hash="", topic_prefix="", **facts))  # type: ignore[arg-type]
+    end_run(log, RunEnded(run="r", outcome="stopped", reason="", steps=1))
+    assert find_run(log, "r").ended is not None
+    resume_run(log, "r")
+    assert find_run(log, "r").ended is None
+    end_run(log, RunEnded(run="r", outcome="completed", reason="", steps=9))
+    ended = find_run(log, "r").ended
+    assert ended is not None and ended.steps == 9
