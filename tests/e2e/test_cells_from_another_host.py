@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.stack.ports import free_ports
+from infra.supervisor.state import read_state
 from tests.e2e.small_run import Gyre, settings, write_experiment
 from tests.e2e.test_run_and_replay import left_over
 from tests.e2e.two_hosts import Host, impossible, two_hosts
@@ -45,6 +47,18 @@ class Far:
         return self.host.started(*command, cwd=self.program.folder, env=self.program.environment)
 
 
+def goes_on(program: Gyre) -> bool:
+    """Whether its stack runs and says which run it is."""
+    state = read_state(program.folder / ".gyre")
+    return state is not None and state.serving and bool(state.facts.get("run"))
+
+
+def state_of(listed: str, cell: str) -> str:
+    """Of `gyre cells list --json`."""
+    found = {row["cell"]: row["state"] for row in map(json.loads, listed.splitlines())}
+    return str(found.get(cell, ""))
+
+
 def serves(events: list[dict[str, object]], cell: str) -> bool:
     """Whether it has sampled, with weights that came while it was there."""
     own = [event for event in events if event.get("cell") == cell]
@@ -57,7 +71,9 @@ def test_a_cell_comes_from_another_host_leaves_and_another_stays_to_the_end(tmp_
     here = Gyre(tmp_path / "here")
     here.folder.mkdir()
     with two_hosts() as (one, other):
-        given = settings(f"cells.host='{one.address}'", f"kafka.host='{one.address}'", "cells.count=1", "run.steps=1000")
+        [port] = free_ports(1)
+        reached = (f"cells.host='{one.address}'", f"kafka.host='{one.address}'", f"kafka.port={port}")
+        given = settings(*reached, "cells.count=1", "run.steps=1000")
         command = here.command("run", str(write_experiment(here.folder)), *given)
 
         def ask(*words: str) -> str:
@@ -67,9 +83,8 @@ def test_a_cell_comes_from_another_host_leaves_and_another_stays_to_the_end(tmp_
             return [json.loads(line) for line in ask("tail", "cells").splitlines()]
 
         with one.started(*command, cwd=here.folder, env=here.environment) as running:
-            until((here.folder / ".gyre" / "launch.json").exists, running)
-            bootstrap = json.loads((here.folder / ".gyre" / "launch.json").read_text())["bootstrap_servers"]
-            key = here.folder / ".gyre" / "cell-key"
+            until(lambda: goes_on(here), running)
+            bootstrap, key = f"{one.address}:{port}", here.folder / ".gyre" / "cell-key"
 
             wrong = Far(tmp_path / "wrong", other, bootstrap, key)
             (wrong.program.folder / "key").write_text("f" * 64)
@@ -91,6 +106,16 @@ def test_a_cell_comes_from_another_host_leaves_and_another_stays_to_the_end(tmp_
                 assert "gyre run --resume" in running.communicate(timeout=60)[0]
                 said = stays.communicate(timeout=60)[0]
                 assert (stays.returncode, "is over: stopped" in said) == (0, True), said
+
+        with one.started(*here.command("run", "--resume", "latest"), cwd=here.folder, env=here.environment) as resumed:
+            until(lambda: goes_on(here), resumed)
+            [stayed] = [json.loads(line) for line in ask("cells", "list", "--json").splitlines() if '"stays"' in line]
+            assert stayed["state"].endswith("has ended"), "nobody waits for a cell that ended with the run"
+            with far.cell("stays") as again:  # under its name, to its place
+                until(lambda: state_of(ask("cells", "list", "--json"), "stays") == "sampling", again)
+                resumed.send_signal(signal.SIGINT)
+                assert "gyre run --resume" in resumed.communicate(timeout=60)[0]
+                assert "is over: stopped" in again.communicate(timeout=60)[0]
     roles = [e["role"] for e in here.tail("cells") if e["type"] == "role-changed" and e["cell"] == "guest"]
     assert roles[-1] == "left"
     calls = [e for e in here.tail("model-calls") if e["type"] == "model-call"]
