@@ -67,8 +67,8 @@ def test_two_real_sglang_servers_and_megatron_replicas_change_roles_in_a_live_lo
     cells = program.tail("cells")
     switched = {(e["cell"], e["role"]) for e in cells if e["type"] == "role-changed"}
     assert {("cell-0", "training"), ("cell-0", "sampling")} <= switched
-    loaded = {(e["cell"], e["version"]) for e in cells if e["type"] == "weights-loaded"}
-    assert {("cell-0", 1), ("cell-1", 1)} <= loaded
+    # Not which versions: a core that stays in training over two bursts loads the second's alone.
+    assert {e["cell"] for e in cells if e["type"] == "weights-loaded"} == {"cell-0", "cell-1"}
     assert max(e["gap_max"] for e in cells if e["type"] == "probe-gap") <= 1e-4  # type: ignore[type-var]
     calls = program.tail("model-calls")
     assert sum(int(str(e["errors"])) for e in calls if e["type"] == "execution-closed") == 0
