@@ -25,7 +25,7 @@ from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.names import RUNS
 from gyre_engine.log.runs import find_run
 from gyre_engine.scheduling.life import LifeLimits
-from gyre_engine.transfer import TransferError
+from gyre_engine.transfer import PeerLost, TransferError
 from gyre_engine.transfer.kinds import open_transfer
 from gyre_engine.transfer.pull import Pull
 from infra.stack.cells import PRELOADERS, cell_processes, end_those_that_left, has_left
@@ -76,9 +76,9 @@ class FarCell:
         there.require_reachable(settings.host)
         check_cell_before_start(there.config, settings.host)
         self.supervisor.preload()
-        published = there.published or self._first_publication()
+        published, model = self._weights(there)
         there = run(log, self.run)  # others may have come meanwhile
-        launch = self._launch(there, published)
+        launch = self._launch(there, published, model)
         if settings.key:
             self.folder.keep_cell_key(settings.key)  # it has opened the weights
         launch.save(self.folder)
@@ -99,10 +99,8 @@ class FarCell:
         self._runs = log.follow((RUNS,), from_end=True)
         return log
 
-    def _launch(self, there: FarRun, published: Published) -> Launch:
+    def _launch(self, there: FarRun, published: Published, model: Path) -> Launch:
         settings, kafka = self.settings, self.settings.kafka
-        self.say(f"pulling version {published.version} of the weights, {published.nbytes:,} bytes")
-        model = self._model(published, there)
         url = f"http://{settings.host}:{free_ports(1, settings.host)[0]}"
         return Launch(
             run=self.run, config=there.info.started.config, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
@@ -111,33 +109,47 @@ class FarCell:
             model_version=published.version,
         )  # fmt: skip
 
-    def _first_publication(self) -> Published:
-        """Of a run that has just begun."""
+    def _weights(self, there: FarRun) -> tuple[Published, Path]:
+        """The newest publication that can be read: of a run that has just begun or been resumed its core has yet to make one."""
+        published, why = there.published, "it has not published weights yet"
+        while True:
+            if published is not None:
+                try:
+                    return published, self._model(published, there)
+                except PeerLost as error:
+                    why = str(error)
+            self.say(f"waiting for the core of {self.run} to publish: {why}")
+            published = self._next_publication(published.core_epoch if published else 0, why)
+
+    def _next_publication(self, epoch: int, why: str) -> Published:
+        """Of a core of a later epoch."""
         assert self.log is not None
         follower, until = self.log.follow(("training",)), time.monotonic() + FIRST_PUBLICATION_S
-        self.say(f"{self.run} has not published weights yet; waiting for its core")
         try:
-            while time.monotonic() < until:
+            while time.monotonic() < until and not self.told_to_stop.is_set() and not self._is_over(0.0):
                 for record in follower.poll(0.5):
-                    if isinstance(record.event, Published):
+                    if isinstance(record.event, Published) and record.event.core_epoch > epoch:
                         return record.event
         finally:
             follower.close()
-        raise CannotJoin(f"the core of {self.run} published no weights within {FIRST_PUBLICATION_S:.0f} s; is its host up?")
+        if self.told_to_stop.is_set() or self._ended:
+            raise CannotJoin(f"{self.settings.name} was told to stop, or {self.run} ended, before there were weights: {why}")
+        limit = f"{FIRST_PUBLICATION_S:.0f} s"
+        raise CannotJoin(
+            f"the core of {self.run} published nothing that can be read here within {limit}: {why}; is the way open?"
+        )
 
     def _model(self, published: Published, there: FarRun) -> Path:
-        """A model folder with the published weights. Raises CannotJoin where they cannot be read."""
-        config, own = there.config, self.settings
-        source, transfer = (
-            config.cells.host,
-            open_transfer(config.transfer.kind, own.host, secret=own.key or self.folder.cell_key()),
-        )
+        """A model folder with the published weights. Raises PeerLost, or CannotJoin where they are not for this cell."""
+        config, own, source = there.config, self.settings, there.config.cells.host
+        self.say(f"pulling version {published.version} of the weights, {published.nbytes:,} bytes")
+        transfer = open_transfer(config.transfer.kind, own.host, secret=own.key or self.folder.cell_key())
         try:
             image = Pull(transfer).read(published.weights_hash, published.nbytes, published.descriptor, PULL_LIMIT_S)
+        except PeerLost:
+            raise
         except TransferError as error:
-            raise CannotJoin(
-                f"the weights cannot be read from {source}: {error}; is --key the run's cell-key, and the way open?"
-            ) from error
+            raise CannotJoin(f"the weights cannot be read from {source}: {error}; is --key the run's cell-key?") from error
         finally:
             transfer.close()
         if hashlib.sha256(image.data).hexdigest() != published.weights_hash:
