@@ -7,6 +7,7 @@ writes    cells: cell-wanted, leave-wanted
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import secrets
@@ -28,15 +29,16 @@ from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.scheduling.cells import CellState, Fleet, observe
 from gyre_engine.scheduling.life import LifeLimits
 from infra.cli.errors import CommandError, nearest
-from infra.stack.cells import next_place, read_fleet
+from infra.cli.running import STATED
+from infra.stack.cells import next_place, own_cells, read_fleet
 from infra.stack.far_cell import FarCell, leave_on_signals
 from infra.stack.far_run import CannotJoin, FarCellSettings
 from infra.stack.kafka import kafka_settings
 from infra.stack.layout import StackFolder
+from infra.stack.wiring import cell_name
 from infra.supervisor.spec import SupervisorEvent
 
 COLUMNS = ("cell", "position", "role", "state", "version", "capacity", "running", "engine")
-STATED = {"ended", "restarting", "gave-up"}
 _NAME, _CELL_KEY = re.compile(r"[A-Za-z0-9._-]{1,80}"), re.compile(rb"[0-9a-f]{64}")
 
 
@@ -147,13 +149,11 @@ def _row(fleet: Fleet, state: CellState) -> tuple[str | int, ...]:
 def add_cells(log: KafkaLog, config: Config, count: int, wait: bool) -> list[str]:
     """Ask for cells on the run's own host; their names. With `wait`: once they are up. Raises CommandError at the limit."""
     fleet = read_fleet(log)
-    asked = {record.event.cell for record in log.read("cells") if isinstance(record.event, CellWanted)}
-    first = next_place(fleet, config)
-    names: list[str] = []
-    for position in range(first, first + count + len(asked)):
-        if (name := f"cell-{position}") not in {*fleet.cells, *asked} and len(names) < count:
-            names.append(name)
-            log.append_all([CellWanted(cell=name, position=position)])
+    taken, first = {*fleet.cells, *own_cells(log, config)}, next_place(fleet, config)
+    free = (place for place in itertools.count(first) if cell_name(place) not in taken)
+    wanted = [CellWanted(cell=cell_name(place), position=place) for place in itertools.islice(free, count)]
+    log.append_all(wanted)
+    names = [event.cell for event in wanted]
     limit = LifeLimits().starting
     if wait:
         _until(log, lambda now: all(name in now.cells for name in names), f"{', '.join(names)} to come up", limit)
