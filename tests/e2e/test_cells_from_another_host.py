@@ -19,6 +19,7 @@ from tests.e2e.small_run import Gyre, settings, write_experiment
 from tests.e2e.test_run_and_replay import left_over
 from tests.e2e.two_hosts import Host, impossible, two_hosts
 
+WHY_NOT = impossible()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -66,7 +67,7 @@ def serves(events: list[dict[str, object]], cell: str) -> bool:
     return sampled and any(event["type"] == "weights-loaded" for event in own)
 
 
-@pytest.mark.skipif(bool(impossible()), reason=impossible() or "possible")
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "possible")
 def test_a_cell_comes_from_another_host_leaves_and_another_stays_to_the_end(tmp_path: Path) -> None:
     here = Gyre(tmp_path / "here")
     here.folder.mkdir()
