@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.work import ExecutionWork, InvalidWork
-from gyre_engine.losses.aggregates import token_weights
+from gyre_engine.losses.aggregates import target_shares, token_weights
 
 Positions = NDArray[np.int64]
 
@@ -38,12 +38,13 @@ def cut(work: ExecutionWork, max_tokens: int, aggregate: str, context: int | Non
         return []
     shape = _shape(work)
     weight = token_weights(aggregate, work.advantage, work.trained_tokens, shape.sequence)
+    share = target_shares(aggregate, work.trained_tokens, shape.sequence)
     pieces: list[PackedMicroStep] = []
     placed = np.zeros(len(work.trained), dtype=bool)
     for members in _groups(work, shape, max_tokens, context):
         targets = np.flatnonzero(np.isin(shape.home, members) & ~placed)
         placed[targets] = True
-        pieces.append(_piece(work, shape, members, targets, weight))
+        pieces.append(_piece(work, shape, members, targets, weight, share))
     return pieces
 
 
@@ -139,7 +140,12 @@ def _check_context(work: ExecutionWork, length: int, context: int | None) -> Non
 
 
 def _piece(
-    work: ExecutionWork, shape: _Shape, members: list[int], targets: Positions, weight: NDArray[np.float64]
+    work: ExecutionWork,
+    shape: _Shape,
+    members: list[int],
+    targets: Positions,
+    weight: NDArray[np.float64],
+    share: NDArray[np.float64],
 ) -> PackedMicroStep:
     kept = shape.kept[members]
     offsets = np.cumsum(kept) - kept
@@ -157,6 +163,7 @@ def _piece(
         weight=weight[targets],
         sequence=sequence.astype(np.int32),
         executions=((work.execution, 0, len(targets)),),
+        share=share[targets],
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,11 @@ _DTYPES = {
     "versions": "<i4",
     "weight": "<f8",
     "sequence": "<i4",
+    "share": "<f8",
+    "reference": "<f4",
 }
+_OF_TOKENS = ("ids", "position", "end")
+_MAY_BE_EMPTY = ("share", "reference")
 
 
 class InvalidMicroStep(ValueError):
@@ -39,6 +43,8 @@ class PackedMicroStep:
     weight:      float64[m] advantage x the target's share of its execution (two-level: 1 / trained tokens)
     sequence:    int32[m] the target's trajectory, numbered within the micro-step
     executions:  (execution, first target, count), in order
+    share:       float64[m] the weight without the advantage, for terms that have none; empty in records of earlier versions
+    reference:   float32[m] log-probabilities of the targets under the reference policy; empty where loss.kl is 0
     """
 
     ids: NDArray[np.int32]
@@ -51,13 +57,15 @@ class PackedMicroStep:
     weight: NDArray[np.float64]
     sequence: NDArray[np.int32]
     executions: tuple[tuple[str, int, int], ...]
+    share: NDArray[np.float64] = field(default_factory=lambda: np.empty(0, np.float64))
+    reference: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
     def __post_init__(self) -> None:
         tokens, targets = len(self.ids), len(self.dst)
         for name in _DTYPES:
-            expected = tokens if name in ("ids", "position", "end") else targets
+            expected = tokens if name in _OF_TOKENS else targets
             found = len(getattr(self, name))
-            if found != expected:
+            if found != expected and (found or name not in _MAY_BE_EMPTY):
                 raise InvalidMicroStep(f"micro-step field {name} has {found} entries, expected {expected}")
         if targets and not (self.src.min() >= 0 and np.all(self.src < self.dst) and self.dst.max() < tokens):
             raise InvalidMicroStep("micro-step: every target needs a row before it, within the pack")
@@ -81,7 +89,8 @@ class PackedMicroStep:
     def from_fields(cls, fields: Mapping[str, Any]) -> PackedMicroStep:
         """The inverse of to_fields; unknown fields are ignored. Raises InvalidMicroStep."""
         try:
-            arrays = {name: _array(fields[name], dtype) for name, dtype in _DTYPES.items()}
+            given = {name: fields.get(name, b"") if name in _MAY_BE_EMPTY else fields[name] for name in _DTYPES}
+            arrays = {name: _array(given[name], dtype) for name, dtype in _DTYPES.items()}
             executions = tuple((str(name), int(first), int(count)) for name, first, count in fields["executions"])
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidMicroStep(f"cannot read a micro-step: {error!r}") from error

@@ -65,6 +65,7 @@ def _join(pieces: Sequence[PackedMicroStep]) -> PackedMicroStep:
             for piece, start in zip(pieces, targets, strict=True)
             for name, first, count in piece.executions
         ),
+        share=np.concatenate([piece.share for piece in pieces]),
     )
 
 

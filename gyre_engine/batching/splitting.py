@@ -5,6 +5,9 @@ Deterministic: the same micro-step gives the same parts. numpy only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,12 +16,30 @@ from gyre_engine.batching.microstep import PackedMicroStep
 
 def split(step: PackedMicroStep, parts: int) -> list[PackedMicroStep]:
     """At most `parts` micro-steps of about equal tokens; fewer where there are fewer trees. For 1 the micro-step itself."""
+    owners = _owner_of_rows(step, parts)
+    if owners is None:
+        return [step]
+    return [_part(step, owners == part) for part in range(int(owners.max()) + 1)]
+
+
+def joined(step: PackedMicroStep, parts: int, found: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """What was found of the targets of each of `split(step, parts)`, in the order of the micro-step's targets."""
+    owners = _owner_of_rows(step, parts)
+    if owners is None:
+        return found[0]
+    whole = np.empty(step.targets, dtype=np.float32)
+    for part, values in enumerate(found):
+        whole[owners[step.src] == part] = values
+    return whole
+
+
+def _owner_of_rows(step: PackedMicroStep, parts: int) -> NDArray[np.int64] | None:
+    """The part of each row; None where there is one."""
     starts = _trees(step.end)
     if parts == 1 or len(starts) < 2:
-        return [step]
+        return None
     sizes = np.diff([*starts, step.tokens])
-    owner = np.repeat(_owners(sizes, parts), sizes)
-    return [_part(step, owner == part) for part in range(min(parts, len(starts)))]
+    return np.repeat(_owners(sizes, parts), sizes)
 
 
 def _trees(end: NDArray[np.int32]) -> list[int]:
@@ -56,7 +77,14 @@ def _part(step: PackedMicroStep, rows: NDArray[np.bool_]) -> PackedMicroStep:
         weight=step.weight[kept],
         sequence=sequence.astype(np.int32),
         executions=_executions(step, kept),
+        share=_of_targets(step.share, kept),
+        reference=_of_targets(step.reference, kept),
     )
+
+
+def _of_targets(values: NDArray[Any], kept: NDArray[np.bool_]) -> NDArray[Any]:
+    """Those of the targets that are kept; what a micro-step does not have, its parts have not either."""
+    return values[kept] if len(values) else values
 
 
 def _executions(step: PackedMicroStep, kept: NDArray[np.bool_]) -> tuple[tuple[str, int, int], ...]:

@@ -37,7 +37,7 @@ def packed(event: MicroStep) -> PackedMicroStep:
     """The pack that a micro-step event carries."""
     return PackedMicroStep(
         event.ids, event.position, event.end, event.src, event.dst, event.logprobs, event.versions, event.weight,
-        event.sequence, event.executions,
+        event.sequence, event.executions, event.share, event.reference,
     )  # fmt: skip
 
 
@@ -95,5 +95,5 @@ def _event(step: int, index: int, p: PackedMicroStep, groups: Sequence[GroupAdmi
     return MicroStep(
         micro_step=name, step=step, index=index, groups=tuple(g.group for g in groups), ids=p.ids, position=p.position,
         end=p.end, src=p.src, dst=p.dst, logprobs=p.logprobs, versions=p.versions, weight=p.weight, sequence=p.sequence,
-        executions=p.executions,
+        executions=p.executions, share=p.share, reference=p.reference,
     )  # fmt: skip

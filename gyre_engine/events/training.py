@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from gyre_engine.events.codec import Float32, Float64, Int32
 from gyre_engine.events.envelope import Event, event
 
@@ -86,6 +88,10 @@ class MicroStep(Event):
     """Trajectory of each target, numbered within the micro-step."""
     executions: tuple[tuple[str, int, int], ...]
     """(execution, first target, number of targets), in order."""
+    share: Float64 = field(default_factory=lambda: np.empty(0, np.float64))
+    """The weight without the advantage, a target; empty in records of earlier versions."""
+    reference: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
+    """Log-probability of each target under the reference policy; empty where loss.kl is 0."""
 
 
 @event("core-elected", topic="training", key="run")

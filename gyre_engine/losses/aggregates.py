@@ -1,13 +1,15 @@
 """How a target shares its execution's advantage, and what the core divides by (log-rules, 6).
 
 Weights are frozen into micro-steps and never scaled by the batch: the core divides the summed gradient once, when the
-step closes, by the sum of `divisor_share` over its executions.
+step closes, by the sum of `divisor_share` over its executions. The weight of a target is advantage x share; terms without an
+advantage (KL, entropy) are weighed by the share alone.
 
-| aggregate | weight of a target            | an execution adds to the divisor |
-|-----------|-------------------------------|----------------------------------|
-| two-level | advantage / trained tokens    | 1                                |
-| token     | advantage                     | its trained tokens               |
-| sequence  | advantage / tokens of its own trajectory | its trajectories      |
+| aggregate | share of a target                  | shares of an execution add up to | an execution adds to the divisor |
+|-----------|------------------------------------|----------------------------------|----------------------------------|
+| two-level | 1 / trained tokens                 | 1                                | 1                                |
+| token     | 1                                  | its trained tokens               | its trained tokens               |
+| sequence  | 1 / tokens of its own trajectory   | its trajectories                 | its trajectories                 |
+| constant  | 1                                  | its trained tokens               | loss.constant                    |
 """
 
 from __future__ import annotations
@@ -16,23 +18,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 TWO_LEVEL = "two-level"
-AGGREGATES = (TWO_LEVEL, "token", "sequence")
+CONSTANT = "constant"
+AGGREGATES = (TWO_LEVEL, "token", "sequence", CONSTANT)
 
 
 def token_weights(aggregate: str, advantage: float, trained_tokens: int, sequences: NDArray[np.int32]) -> NDArray[np.float64]:
     """float64[m]: the weight of each target of one execution; sequences: int32[m], numbered from 0."""
+    return advantage / _sharers(aggregate, trained_tokens, sequences)
+
+
+def target_shares(aggregate: str, trained_tokens: int, sequences: NDArray[np.int32]) -> NDArray[np.float64]:
+    """float64[m]: the same for an advantage of 1."""
+    return 1.0 / _sharers(aggregate, trained_tokens, sequences)
+
+
+def divisor_share(aggregate: str, trained_tokens: int, sequences: int, constant: int = 0) -> int:
+    """What one execution adds to the step's divisor.
+
+    sequences:  its number of selected trajectories
+    constant:   `loss.constant`, for the aggregate of that name
+    """
     _check(aggregate)
-    if aggregate == "token":
-        return np.full(len(sequences), advantage, dtype=np.float64)
+    if aggregate == CONSTANT and constant < 1:
+        raise ValueError(f'loss.aggregate is "constant", and loss.constant is {constant}: give the tokens to divide by')
+    return {TWO_LEVEL: 1, "token": trained_tokens, "sequence": sequences, CONSTANT: constant}[aggregate]
+
+
+def _sharers(aggregate: str, trained_tokens: int, sequences: NDArray[np.int32]) -> NDArray[np.float64]:
+    """float64[m]: among how many each target's advantage is shared."""
+    _check(aggregate)
+    if aggregate == TWO_LEVEL:
+        return np.full(len(sequences), trained_tokens, dtype=np.float64)
     if aggregate == "sequence":
-        return advantage / np.bincount(sequences)[sequences].astype(np.float64)
-    return np.full(len(sequences), advantage / trained_tokens, dtype=np.float64)
-
-
-def divisor_share(aggregate: str, trained_tokens: int, sequences: int) -> int:
-    """What one execution adds to the step's divisor; `sequences` is its number of selected trajectories."""
-    _check(aggregate)
-    return {TWO_LEVEL: 1, "token": trained_tokens, "sequence": sequences}[aggregate]
+        return np.bincount(sequences)[sequences].astype(np.float64)
+    return np.ones(len(sequences), dtype=np.float64)
 
 
 def _check(aggregate: str) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_engine.batching import ExecutionWork, PackedMicroStep, Segment, pack
+from gyre_engine.batching.microstep import InvalidMicroStep
 from gyre_engine.batching.work import InvalidWork
 from gyre_engine.losses import AGGREGATES
 
@@ -169,7 +170,42 @@ def test_aggregates_weigh_by_execution_token_or_trajectory():
         "two-level": [2.0, 2.0, 2.0],
         "token": [6.0, 6.0, 6.0],
         "sequence": [3.0, 3.0, 6.0],
+        "constant": [6.0, 6.0, 6.0],
     }
+
+
+@settings(deadline=None)
+@given(trees(), st.integers(1, 40))
+def test_the_shares_of_an_execution_add_up_to_what_the_table_says_however_it_branched_and_was_cut(item, max_tokens):
+    """Also where the advantage is 0: a term without it is weighed all the same."""
+    item = replace(item, advantage=0.0)
+    trained = len(item.trained)
+    trajectories = {int(step.sequence.max()) + 1 for step in pack([item], 10**6)}
+    expected = {"two-level": {1} if trained else set(), "token": {trained} - {0}, "sequence": trajectories}
+    expected["constant"] = expected["token"]
+    for name in AGGREGATES:
+        steps = pack([item], max_tokens, aggregate=name)
+        total = sum(step.share.sum() for step in steps)
+        assert total == pytest.approx(sum(expected[name]), rel=1e-12)
+        assert all((step.weight == 0).all() and (step.share > 0).all() for step in steps)
+
+
+@settings(deadline=None)
+@given(forests(), st.sampled_from(AGGREGATES))
+def test_a_weight_is_the_share_times_the_advantage(works, aggregate):
+    advantages = {item.execution: item.advantage for item in works}
+    for step in pack(works, 30, aggregate=aggregate):
+        for name, index in targets(step):
+            assert step.weight[index] == pytest.approx(advantages[name] * step.share[index], rel=1e-15)
+
+
+def test_a_record_of_an_earlier_version_has_no_shares_and_reads_all_the_same():
+    (step,) = pack([work("a", [(-1, 5)], [3, 4])], 9)
+    fields = {name: value for name, value in step.to_fields().items() if name not in ("share", "reference")}
+    old = PackedMicroStep.from_fields(fields)
+    assert (len(old.share), len(old.reference), old.weight.tolist()) == (0, 0, step.weight.tolist())
+    with pytest.raises(InvalidMicroStep, match="share has 1 entries, expected 2"):
+        replace(step, share=np.ones(1))
 
 
 def test_a_path_beyond_the_context_is_refused_by_name():

@@ -1,11 +1,13 @@
 """A micro-step in parts: the same targets, each with the path that it had, and parts of about the same size."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_engine.batching import ExecutionWork, Segment, pack
-from gyre_engine.batching.splitting import split
+from gyre_engine.batching.splitting import joined, split
 from tests.unit.batching.test_packing import forests
 
 
@@ -17,7 +19,7 @@ def seen(step):
     for index, (source, token) in enumerate(zip(step.src, step.dst, strict=True)):
         path = tuple(int(step.ids[j]) for j in rows if j <= source < step.end[j])
         place = int(step.position[source])
-        facts = (float(step.logprobs[index]), int(step.versions[index]), float(step.weight[index]))
+        facts = tuple(float(values[index]) for values in (step.logprobs, step.versions, step.weight, step.share, step.reference))
         yield named[index], path, place, int(step.ids[token]), facts
 
 
@@ -34,8 +36,11 @@ def together(step):
 @settings(deadline=None)
 @given(forests(), st.integers(1, 4))
 def test_parts_hold_every_target_once_with_its_path_and_its_trajectory(works, parts):
-    for step in pack(works, 40):
+    for plain in pack(works, 40):
+        step = replace(plain, reference=-np.arange(plain.targets, dtype=np.float32))
         found = split(step, parts)
+        assert joined(step, parts, [part.reference for part in found]).tolist() == step.reference.tolist()
+        assert {len(part.reference) for part in split(plain, parts)} == {0}
         assert 1 <= len(found) <= parts
         assert sum(part.tokens for part in found) == step.tokens
         assert sorted(each for part in found for each in seen(part)) == sorted(seen(step))
