@@ -1,11 +1,14 @@
-"""From `end` to attention spans: which key ranges each run of queries sees.
+"""From `end` to rectangles of attention: which rows of a pack see which.
 
-Key j is visible to query i iff j <= i < end[j]. A pack is a row of runs without a branch; a run sees its ancestors
-whole and itself causally, so attention costs what the paths cost and never the square of the pack.
+Key j is visible to query i iff j <= i < end[j]. Packs are depth-first, so a node, its first child, that child's first child and so on
+lie side by side: a chain, one for each leaf, which sees itself causally. The rows after the chain that descend from a node of it
+lie side by side too, and see the chain up to that node whole. So a pack of s segments is s parts, all of them ranges, and
+attention costs what the paths cost, never the square of the pack. For GPUs the same by blocks of rows. numpy only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -13,53 +16,59 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-Range = tuple[int, int]
+Ends = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Queries start..stop see the rows of `ancestors` (ascending, disjoint) and themselves causally."""
+class Part:
+    """Queries start..stop see the keys key_start..key_stop: all of them, or of a causal part each those up to itself."""
 
     start: int
     stop: int
-    ancestors: tuple[Range, ...]
+    key_start: int
+    key_stop: int
 
     @property
-    def prefix(self) -> int:
-        """Keys before the span itself."""
-        return sum(stop - start for start, stop in self.ancestors)
+    def causal(self) -> bool:
+        """Keys that are the queries' own rows."""
+        return self.start == self.key_start
 
 
 @lru_cache(maxsize=8)
-def spans_of_bytes(end: bytes) -> tuple[Span, ...]:
-    """As `spans`, of the bytes of int32 `end`; kept, because every layer asks for the same."""
-    return spans(np.frombuffer(end, dtype=np.int32))
+def parts_of_bytes(end: bytes) -> tuple[Part, ...]:
+    """As `parts`, of the bytes of int32 `end`; kept, because every layer asks for the same."""
+    return parts(np.frombuffer(end, dtype=np.int32))
 
 
-def spans(end: NDArray[np.int32]) -> tuple[Span, ...]:
-    """The runs of a pack in order, together covering every row once."""
-    found: list[Span] = []
-    path: list[Range] = []
-    for start, stop in _runs(end):
-        path = [(a, b) for a, b in path if end[a] > start]
-        found.append(Span(start, stop, _joined(path)))
-        path.append((start, stop))
-    return tuple(found)
+def parts(end: Ends) -> tuple[Part, ...]:
+    """All pairs that see each other, each in one part: first the causal ones, which cover every row once, in order."""
+    chains = _chains(end)
+    own = [Part(start, stop, start, stop) for start, stop in chains]
+    return (*own, *(part for start, stop in chains for part in _below(end, start, stop)))
 
 
-def _runs(end: NDArray[np.int32]) -> list[Range]:
-    """A run breaks where the subtree's end changes, or where the row before was a leaf's last."""
-    rows = np.arange(1, len(end))
-    breaks = rows[(end[1:] != end[:-1]) | (end[:-1] == rows)]
-    edges = [0, *breaks.tolist(), len(end)]
-    return list(pairwise(edges))
+def _chains(end: Ends) -> list[tuple[int, int]]:
+    """A chain breaks behind each leaf."""
+    leaves = np.flatnonzero(end[:-1] == np.arange(1, len(end))) + 1
+    return list(pairwise([0, *leaves.tolist(), len(end)]))
 
 
-def _joined(path: list[Range]) -> tuple[Range, ...]:
-    joined: list[Range] = []
-    for start, stop in path:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return tuple(joined)
+def _below(end: Ends, start: int, stop: int) -> Iterator[Part]:
+    """Of the nodes of one chain from the last up: the rows after those that descend from the node below, and from this one."""
+    drops = start + 1 + np.flatnonzero(np.diff(end[start:stop]))
+    reached = stop
+    for last in reversed(drops.tolist()):
+        until = int(end[last - 1])
+        yield Part(reached, until, start, last)
+        reached = until
+
+
+def visible_blocks(end: Ends, block: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """bool[blocks of rows, blocks of keys]: what is seen in part, and what is seen whole."""
+    starts = np.arange(0, len(end), block)
+    stops = np.minimum(starts + block, len(end))
+    earlier = starts[None, :] < starts[:, None]
+    furthest, nearest = np.maximum.reduceat(end, starts), np.minimum.reduceat(end, starts)
+    seen = (earlier & (furthest[None, :] > starts[:, None])) | np.eye(len(starts), dtype=np.bool_)
+    whole = earlier & (nearest[None, :] >= stops[:, None])
+    return seen & ~whole, whole

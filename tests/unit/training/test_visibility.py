@@ -1,10 +1,10 @@
-"""Spans against the rule they come from: key j is visible to query i iff j <= i < end[j]."""
+"""Parts against the rule they come from: key j is visible to query i iff j <= i < end[j]."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_engine.training.visibility import Span, spans
+from gyre_engine.training.visibility import Part, parts, visible_blocks
 
 
 @st.composite
@@ -23,24 +23,44 @@ def ends(draw):
     return np.array(end, dtype=np.int32)
 
 
+def rule(end):
+    rows = np.arange(len(end))
+    return (rows[None] <= rows[:, None]) & (rows[:, None] < end[None])
+
+
 @settings(deadline=None)
 @given(ends())
-def test_spans_see_exactly_what_the_rule_says(end):
+def test_parts_see_exactly_what_the_rule_says_and_once(end):
     seen = np.zeros((len(end), len(end)), dtype=int)
-    for span in spans(end):
-        for query in range(span.start, span.stop):
-            for start, stop in (*span.ancestors, (span.start, query + 1)):
-                seen[query, start:stop] += 1
-    rows = np.arange(len(end))
-    rule = (rows[None] <= rows[:, None]) & (rows[:, None] < end[None])
-    assert np.array_equal(seen, rule.astype(int))
+    found = parts(end)
+    for part in found:
+        for query in range(part.start, part.stop):
+            seen[query, part.key_start : query + 1 if part.causal else part.key_stop] += 1
+    assert np.array_equal(seen, rule(end).astype(int))
+    own = [part for part in found if part.causal]
+    assert found[: len(own)] == tuple(own)
+    assert [row for part in own for row in range(part.start, part.stop)] == list(range(len(end)))
 
 
-def test_a_chain_is_one_span_and_neighbours_are_apart():
-    """Two chains of 3 and 2; then a trunk of 2 with leaves of 1 and 2."""
-    assert spans(np.array([3, 3, 3, 5, 5], dtype=np.int32)) == (Span(0, 3, ()), Span(3, 5, ()))
-    assert spans(np.array([5, 5, 3, 5, 5], dtype=np.int32)) == (
-        Span(0, 2, ()),
-        Span(2, 3, ((0, 2),)),
-        Span(3, 5, ((0, 2),)),
+def test_a_trunk_and_its_first_leaf_are_one_part_and_all_other_leaves_see_the_trunk_in_one():
+    """Chains of 3 and 2; then a trunk of 2 with leaves of 1, 2 and 1."""
+    assert parts(np.array([3, 3, 3, 5, 5], dtype=np.int32)) == (Part(0, 3, 0, 3), Part(3, 5, 3, 5))
+    assert parts(np.array([6, 6, 3, 5, 5, 6], dtype=np.int32)) == (
+        Part(0, 3, 0, 3),
+        Part(3, 5, 3, 5),
+        Part(5, 6, 5, 6),
+        Part(3, 6, 0, 2),
     )
+
+
+@settings(deadline=None)
+@given(ends(), st.integers(1, 7))
+def test_blocks_are_seen_whole_in_part_or_not_at_all(end, block):
+    """Blocks of `block` rows by hand; a whole block never misses a key that the last, shorter blocks do not have."""
+    partly, whole = visible_blocks(end, block)
+    mask = rule(end)
+    for i in range(len(partly)):
+        for j in range(len(partly)):
+            tile = mask[i * block : (i + 1) * block, j * block : (j + 1) * block]
+            assert bool(whole[i, j]) == bool(tile.all() and i != j)
+            assert bool(partly[i, j]) == bool(tile.any() and not whole[i, j])
