@@ -20,6 +20,8 @@ with quiet():
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import MegatronModule
+    from megatron.core.transformer.moe.router import TopKRouter
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 # Raised inside its own forward pass; one rank has only the default group.
 warnings.filterwarnings("ignore", message=".*tp_group is None", category=DeprecationWarning)
@@ -30,6 +32,8 @@ __all__ = [
     "GPTModel",
     "MegatronModule",
     "ProcessGroupCollection",
+    "TopKRouter",
+    "TransformerBlockSubmodules",
     "TransformerConfig",
     "get_gpt_layer_local_spec",
     "parallel_state",

@@ -49,6 +49,9 @@ ONE = Mesh()
 
 def misfits(mesh: Mesh, shape: ModelShape) -> Iterator[tuple[str, str]]:
     """(key of [cells], what is wrong and the remedy) of every size that this model cannot be divided by."""
+    if shape.experts is not None and max(mesh.tensor, mesh.pipeline) > 1:
+        key = "tensor_parallel" if mesh.tensor > 1 else "pipeline_parallel"
+        yield key, f"cells.{key} is above 1, but a mixture of experts is not divided among ranks yet: set it to 1"
     tensor = {
         "attention heads": shape.heads, "key-value heads": shape.kv_heads, "words of its vocabulary": shape.vocab,
         "rows of its feed-forward layers": shape.ffn,

@@ -1,4 +1,4 @@
-"""The shape of a model, read from its Hugging Face config.json; Qwen3, Qwen2 and Llama."""
+"""The shape of a model, read from its Hugging Face config.json; Qwen3, Qwen3-MoE, Qwen2 and Llama."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gyre_engine.experts import Experts
 from gyre_engine.training.replica import TrainingError
 
-FAMILIES = ("qwen3", "qwen2", "llama")
+FAMILIES = ("qwen3", "qwen3_moe", "qwen2", "llama")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder with grouped-query attention, RoPE, RMSNorm and SwiGLU; context in tokens."""
+    """Sizes of a decoder with grouped-query attention, RoPE, RMSNorm and SwiGLU; context in tokens. ffn: of layers without experts."""
 
     family: str
     layers: int
@@ -29,14 +30,19 @@ class ModelShape:
     rope_base: float
     norm_eps: float
     tied: bool
+    experts: Experts | None = None
 
     @property
     def qk_norm(self) -> bool:
-        return self.family == "qwen3"
+        return self.family in ("qwen3", "qwen3_moe")
 
     @property
     def qkv_bias(self) -> bool:
         return self.family == "qwen2"
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's feed-forward part is a mixture of experts."""
+        return self.experts is not None and layer in self.experts.layers
 
     @classmethod
     def of_folder(cls, folder: Path) -> ModelShape:
@@ -64,7 +70,15 @@ class ModelShape:
             rope_base=float(_rope(config).get("rope_theta", 10000.0)),
             norm_eps=float(config["rms_norm_eps"]),
             tied=bool(config.get("tie_word_embeddings", False)),
+            experts=_experts(config),
         )
+
+
+def _experts(config: Mapping[str, Any]) -> Experts | None:
+    try:
+        return Experts.of_config(config)
+    except (KeyError, ValueError) as error:
+        raise TrainingError(f"a mixture of experts that cannot be trained: {error}") from error
 
 
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gyre_engine.batching.microstep import PackedMicroStep
+from gyre_engine.experts import NO_ROWS, Rows
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.losses.policy import Targets, policy_loss
 from gyre_engine.training.attention import AncestorAttention
@@ -24,12 +25,14 @@ from gyre_engine.training.measures import step_metrics
 from gyre_engine.training.megatron_core import (
     GPTModel,
     ProcessGroupCollection,
+    TransformerBlockSubmodules,
     TransformerConfig,
     get_gpt_layer_local_spec,
     quiet,
 )
 from gyre_engine.training.mesh import ONE, Mesh, Place
 from gyre_engine.training.replica import ReplicaOptions, StepMetrics
+from gyre_engine.training.routing import Router, Routing, mixture_config
 from gyre_engine.training.shape import ModelShape
 from gyre_engine.training.vocabulary import VocabularyPart
 
@@ -39,6 +42,8 @@ class TreeModel(GPTModel):  # type: ignore[misc]
 
     recompute = False
     temperature = 1.0
+    routing: Routing | None = None
+    """Of a mixture of experts."""
     words: VocabularyPart | None = None
     """The words whose logits are this rank's; None: all."""
 
@@ -67,8 +72,18 @@ class TreeModel(GPTModel):  # type: ignore[misc]
         out: Tensor = self.output_layer(hidden[:, None], weight=weight)[0]
         return out[:, 0]
 
-    def hidden(self, ids: NDArray[Any], position: NDArray[Any], end: NDArray[np.int32], given: Tensor | None = None) -> Tensor:
-        """As `forward`, of arrays."""
+    def hidden(
+        self,
+        ids: NDArray[Any],
+        position: NDArray[Any],
+        end: NDArray[np.int32],
+        given: Tensor | None = None,
+        *,
+        experts: Rows = NO_ROWS,
+    ) -> Tensor:
+        """As `forward`, of arrays. experts: those that tokens are routed to, where they are recorded (`gyre_engine.experts`)."""
+        if self.routing is not None:
+            self.routing.set(experts, len(ids))
         mask = torch.from_numpy(np.array(end, dtype=np.int32))
         hidden: Tensor = self(self._tensor(ids, torch.int64), self._tensor(position, torch.int64), mask, given)
         return hidden
@@ -100,13 +115,11 @@ class TreeModel(GPTModel):  # type: ignore[misc]
 
 def build_model(shape: ModelShape, options: ReplicaOptions, mesh: Mesh = ONE, place: Place | None = None) -> TreeModel:
     """A TreeModel of this shape with weights still to be loaded; of a mesh, the part of the rank at `place`."""
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm)
-    spec.submodules.self_attention.submodules.core_attention = AncestorAttention
     place = place or mesh.place(0)
     with quiet():
         model = TreeModel(
             config=_transformer_config(shape, options, mesh),
-            transformer_layer_spec=spec,
+            transformer_layer_spec=_layers(shape),
             vocab_size=shape.vocab,
             max_sequence_length=shape.context,
             position_embedding_type="rope",
@@ -118,6 +131,8 @@ def build_model(shape: ModelShape, options: ReplicaOptions, mesh: Mesh = ONE, pl
             pg_collection=_groups() if mesh.pipeline > 1 else None,
         )
     model.recompute, model.temperature = options.recompute, options.temperature
+    if shape.experts is not None:
+        model.routing = Routing(shape.experts, [model.decoder.layers[layer].mlp.router for layer in shape.experts.layers])
     if mesh.tensor > 1:
         model.words = VocabularyPart(place.tensor * shape.vocab // mesh.tensor, model.tp_group)
     return cast(TreeModel, model.to(device=options.device, dtype=_dtype(options)))
@@ -136,6 +151,23 @@ def _groups() -> Any:
     groups = ProcessGroupCollection.use_mpu_process_groups()
     groups.embd = None
     return groups
+
+
+def _layers(shape: ModelShape) -> Any:
+    """What a layer is built of; a list of them where some have experts."""
+    dense = _layer(shape)
+    if shape.experts is None:
+        return dense
+    mixture = _layer(shape, num_experts=shape.experts.count, moe_grouped_gemm=False)
+    mixture.submodules.mlp.submodules.router = Router
+    every = [mixture if shape.has_experts(layer) else dense for layer in range(shape.layers)]
+    return TransformerBlockSubmodules(layer_specs=every, layer_norm=dense.submodules.input_layernorm)
+
+
+def _layer(shape: ModelShape, **experts: Any) -> Any:
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm, **experts)
+    spec.submodules.self_attention.submodules.core_attention = AncestorAttention
+    return spec
 
 
 def _transformer_config(shape: ModelShape, options: ReplicaOptions, mesh: Mesh) -> TransformerConfig:
@@ -168,6 +200,7 @@ def _transformer_config(shape: ModelShape, options: ReplicaOptions, mesh: Mesh) 
         params_dtype=_dtype(options),
         pipeline_dtype=_dtype(options),
         cuda_graph_scope=[],
+        **mixture_config(shape.experts),
     )
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face <-> Megatron weights for Qwen3, Qwen2 and Llama; every map is a permutation of rows, bit-exact."""
+"""Hugging Face <-> Megatron weights for Qwen3, Qwen3-MoE, Qwen2 and Llama; every map is a permutation of rows, bit-exact."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LAYER = {
     "self_attn.o_proj.weight": "self_attention.linear_proj.weight",
     "input_layernorm.weight": "input_layernorm.weight",
     "post_attention_layernorm.weight": "pre_mlp_layernorm.weight",
-    "mlp.down_proj.weight": "mlp.linear_fc2.weight",
 }
+_ROUTER = {"mlp.gate.weight": "mlp.router.weight"}
 _QK_NORM = {
     "self_attn.q_norm.weight": "self_attention.q_layernorm.weight",
     "self_attn.k_norm.weight": "self_attention.k_layernorm.weight",
@@ -47,8 +47,9 @@ def to_megatron(hf: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor
         for kind in _qkv_kinds(shape):
             parts = [hf[f"{source}self_attn.{part}_proj.{kind}"] for part in "qkv"]
             out[f"{target}self_attention.linear_qkv.{kind}"] = _interleaved(parts, shape.kv_heads)
-        gate, up = (hf[f"{source}mlp.{part}_proj.weight"] for part in ("gate", "up"))
-        out[f"{target}mlp.linear_fc1.weight"] = torch.cat([gate, up])
+        for ours, theirs in _feed_forwards(shape, layer):
+            gate, up = (hf[f"{source}{ours}{part}_proj.weight"] for part in ("gate", "up"))
+            out[f"{target}{theirs}linear_fc1.weight"] = torch.cat([gate, up])
     return out
 
 
@@ -61,16 +62,20 @@ def to_hf(megatron: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor
             parts = _separated(megatron[f"{source}self_attention.linear_qkv.{kind}"], shape)
             for part, tensor in zip("qkv", parts, strict=True):
                 out[f"{target}self_attn.{part}_proj.{kind}"] = tensor
-        gate, up = megatron[f"{source}mlp.linear_fc1.weight"].chunk(2)
-        out[f"{target}mlp.gate_proj.weight"], out[f"{target}mlp.up_proj.weight"] = gate, up
+        for ours, theirs in _feed_forwards(shape, layer):
+            gate, up = megatron[f"{source}{theirs}linear_fc1.weight"].chunk(2)
+            out[f"{target}{ours}gate_proj.weight"], out[f"{target}{ours}up_proj.weight"] = gate, up
     return dict(sorted(out.items()))
 
 
 def hf_names(shape: ModelShape) -> set[str]:
     """Every tensor that a Hugging Face state of this shape holds."""
-    split = [f"self_attn.{part}_proj.{kind}" for part in "qkv" for kind in _qkv_kinds(shape)]
-    split += ["mlp.gate_proj.weight", "mlp.up_proj.weight"]
-    return set(_plain_names(shape)) | {f"model.layers.{i}.{name}" for i in range(shape.layers) for name in split}
+    names = set(_plain_names(shape))
+    for layer in range(shape.layers):
+        split = [f"self_attn.{part}_proj.{kind}" for part in "qkv" for kind in _qkv_kinds(shape)]
+        split += [f"{ours}{part}_proj.weight" for ours, _ in _feed_forwards(shape, layer) for part in ("gate", "up")]
+        names |= {f"model.layers.{layer}.{name}" for name in split}
+    return names
 
 
 def megatron_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -81,8 +86,6 @@ def megatron_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         "pre_mlp_layernorm.weight": (shape.hidden,),
         "self_attention.linear_qkv.weight": (heads + groups, shape.hidden),
         "self_attention.linear_proj.weight": (shape.hidden, heads),
-        "mlp.linear_fc1.weight": (2 * shape.ffn, shape.hidden),
-        "mlp.linear_fc2.weight": (shape.hidden, shape.ffn),
     }
     layer |= dict.fromkeys(_QK_NORM.values(), (shape.head_dim,)) if shape.qk_norm else {}
     layer |= {"self_attention.linear_qkv.bias": (heads + groups,)} if shape.qkv_bias else {}
@@ -91,7 +94,29 @@ def megatron_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         "decoder.final_layernorm.weight": (shape.hidden,),
     }
     ends |= {} if shape.tied else {"output_layer.weight": (shape.vocab, shape.hidden)}
-    return ends | {f"decoder.layers.{i}.{name}": size for i in range(shape.layers) for name, size in layer.items()}
+    return ends | {
+        f"decoder.layers.{i}.{name}": size
+        for i in range(shape.layers)
+        for name, size in (layer | _inner_shapes(shape, i)).items()
+    }
+
+
+def _inner_shapes(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
+    """Of a layer's feed-forward part."""
+    mixture = shape.experts if shape.has_experts(layer) else None
+    ffn = mixture.ffn if mixture else shape.ffn
+    sizes: dict[str, tuple[int, ...]] = {"mlp.router.weight": (mixture.count, shape.hidden)} if mixture else {}
+    for _, theirs in _feed_forwards(shape, layer):
+        sizes[f"{theirs}linear_fc1.weight"] = (2 * ffn, shape.hidden)
+        sizes[f"{theirs}linear_fc2.weight"] = (shape.hidden, ffn)
+    return sizes
+
+
+def _feed_forwards(shape: ModelShape, layer: int) -> list[tuple[str, str]]:
+    """What stands before the names of a layer's gated networks, in Hugging Face's and Megatron's: one, or each expert's."""
+    if shape.experts is None or layer not in shape.experts.layers:
+        return [("mlp.", "mlp.")]
+    return [(f"mlp.experts.{e}.", f"mlp.experts.local_experts.{e}.") for e in range(shape.experts.count)]
 
 
 def _plain_names(shape: ModelShape) -> dict[str, str]:
@@ -99,7 +124,9 @@ def _plain_names(shape: ModelShape) -> dict[str, str]:
     layer = _LAYER | (_QK_NORM if shape.qk_norm else {})
     names = dict(_ENDS) if shape.tied else _ENDS | {"lm_head.weight": "output_layer.weight"}
     for index in range(shape.layers):
-        for ours, theirs in layer.items():
+        inner = {f"{ours}down_proj.weight": f"{theirs}linear_fc2.weight" for ours, theirs in _feed_forwards(shape, index)}
+        inner |= _ROUTER if shape.has_experts(index) else {}
+        for ours, theirs in (layer | inner).items():
             names[f"model.layers.{index}.{ours}"] = f"decoder.layers.{index}.{theirs}"
     return names
 

@@ -31,7 +31,15 @@ SIZES = {
     "vocab_size": VOCAB,
     "max_position_embeddings": 256,
 }
-FAMILIES = ("qwen3", "qwen2", "llama")
+MIXTURE = {
+    "num_hidden_layers": 3,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "mlp_only_layers": [1],
+    "norm_topk_prob": True,
+}
+FAMILIES = ("qwen3", "qwen3_moe", "qwen2", "llama")
 MESHES = {"one": ONE, "tensor": Mesh(tensor=2), "pipeline": Mesh(pipeline=2), "data": Mesh(data=2)}
 """One process, and cells of two; those start processes in every test, and test_cell_replica has the short of it."""
 
@@ -47,6 +55,8 @@ def folder(tmp_path_factory):
             if family == "qwen2":  # has no head_dim of its own: 64 / 4
                 sizes.update(hidden_size=64)
                 del sizes["head_dim"]
+            if family == "qwen3_moe":
+                sizes.update(MIXTURE)
             config = transformers.AutoConfig.for_model(family, **sizes, tie_word_embeddings=family == "qwen3")
             torch.manual_seed(7)
             model = transformers.AutoModelForCausalLM.from_config(config)
@@ -65,6 +75,8 @@ def replica_of(request, folder):
     leaders = []
 
     def build(family="qwen3", **options):
+        if family == "qwen3_moe" and max(MESHES[request.param].tensor, MESHES[request.param].pipeline) > 1:
+            pytest.skip("experts are not divided among ranks: refused by name, see test_model_shape")
         if request.param == "one":
             return one_process(folder(family), **options)
         leaders.append(Leader(folder(family), MESHES[request.param], **options))
@@ -144,6 +156,22 @@ def gradient_by_name(replica):
     return to_hf({slot.name: slot.of(flat) for slot in layout}, replica.shape)
 
 
+def reference_gradients(model):
+    """By the names of the files, where transformers keeps all experts of a layer in one parameter."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        layer = name.rpartition(".")[0]
+        if name.endswith("experts.gate_up_proj"):
+            for index, both in enumerate(parameter.grad):
+                for part, grad in zip(("gate", "up"), both.chunk(2), strict=True):
+                    found[f"{layer}.{index}.{part}_proj.weight"] = grad
+        elif name.endswith("experts.down_proj"):
+            found |= {f"{layer}.{index}.down_proj.weight": grad for index, grad in enumerate(parameter.grad)}
+        else:
+            found[name] = parameter.grad
+    return found
+
+
 def relative(left, right):
     return float(torch.linalg.vector_norm(left - right) / torch.linalg.vector_norm(right))
 
@@ -173,10 +201,11 @@ def test_the_gradient_of_a_tree_is_that_of_its_paths(replica_of, folder, family)
     loss.backward()
     metrics = [replica.accumulate(step, LossConfig(cap=1e9)) for step in pack(forest(), 1000)]
     assert sum(entry.loss for entry in metrics) == pytest.approx(float(loss.detach()), rel=1e-5)
-    named = dict(model.named_parameters())
-    found = gradient_by_name(replica)
-    assert set(found) == set(named)
-    assert max(relative(found[name], named[name].grad) for name in named) <= 1e-5
+    expected, found = reference_gradients(model), gradient_by_name(replica)
+    assert set(found) == set(expected)
+    assert max(relative(found[name], expected[name]) for name in expected) <= 1e-5
+    whole = [torch.cat([one[name].flatten() for name in sorted(one)]) for one in (found, expected)]
+    assert relative(*whole) <= 2e-6
 
 
 def four_executions():
@@ -272,15 +301,16 @@ def test_metrics_count_tokens_clips_and_drift_by_staleness(replica_of):
     assert (both.targets, both.drift[0].tokens) == (32, 2 * counts[0])
 
 
-def test_export_is_what_was_loaded_and_its_hash_is_stable(replica_of, folder):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_export_is_what_was_loaded_and_its_hash_is_stable(replica_of, folder, family):
     from safetensors.torch import load, load_file
 
-    replica = replica_of("qwen2")
+    replica = replica_of(family)
     image = replica.export()
-    saved, found = load_file(folder("qwen2") / "model.safetensors"), load(image)
+    saved, found = load_file(folder(family) / "model.safetensors"), load(image)
     assert set(saved) == set(found)
-    assert all(torch.equal(saved[name], found[name]) for name in saved)
-    again = replica_of("qwen2")
+    assert all(torch.equal(saved[name].view(torch.int32), found[name].view(torch.int32)) for name in saved)
+    again = replica_of(family)
     again.load(image, version=4)
     assert again.export() == image
     assert again.weights_hash() == hashlib.sha256(image).hexdigest()

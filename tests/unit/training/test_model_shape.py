@@ -2,6 +2,8 @@
 
 import pytest
 
+from gyre_engine.experts import Experts
+from gyre_engine.training.mesh import Mesh, misfits
 from gyre_engine.training.replica import TrainingError
 from gyre_engine.training.shape import ModelShape
 
@@ -33,16 +35,47 @@ def test_a_missing_head_dim_follows_from_the_hidden_size():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "mamba"}, "'mamba' cannot be trained; supported: qwen3, qwen2, llama"),
+        ({"model_type": "mamba"}, "'mamba' cannot be trained; supported: qwen3, qwen3_moe, qwen2, llama"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope type 'llama3'"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"attention_bias": True}, "attention_bias"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok is 5"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}, "moe_intermediate_size"),
     ],
 )
 def test_what_would_not_be_trained_exactly_is_refused(change, words):
     with pytest.raises(TrainingError, match=words):
         ModelShape.of_config({**CONFIG, **change})
+
+
+MIXTURE = {**CONFIG, "model_type": "qwen3_moe", "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "layers"),
+    [
+        ({"num_experts": 8}, (0, 1, 2, 3)),
+        ({"num_local_experts": 8, "decoder_sparse_step": 2}, (1, 3)),
+        ({"num_experts": 8, "decoder_sparse_step": 1, "mlp_only_layers": [0, 2]}, (1, 3)),
+    ],
+)
+def test_which_layers_have_experts(change, layers):
+    """As transformers' decoder layer decides: every decoder_sparse_step-th, but for mlp_only_layers."""
+    assert ModelShape.of_config({**MIXTURE, **change}).experts == Experts(8, 2, 64, True, layers)
+
+
+@pytest.mark.parametrize("change", [{}, {"num_experts": 8, "mlp_only_layers": [0, 1, 2, 3]}])
+def test_a_mixture_without_a_layer_of_experts_is_dense(change):
+    assert ModelShape.of_config({**MIXTURE, **change}).experts is None
+
+
+def test_experts_are_not_divided_among_ranks():
+    shape = ModelShape.of_config({**MIXTURE, "num_experts": 8, "num_attention_heads": 4, "num_key_value_heads": 2})
+    assert not list(misfits(Mesh(data=2), shape))
+    for key in ("tensor", "pipeline"):
+        found = list(misfits(Mesh(**{key: 2}), shape))
+        assert [where for where, _ in found] == [f"{key}_parallel"] and "not divided among ranks" in found[0][1]
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path):

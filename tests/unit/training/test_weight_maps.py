@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gyre_engine.experts import Experts
 from gyre_engine.training.replica import TrainingError
 from gyre_engine.training.shape import ModelShape
-from gyre_engine.training.weights import to_hf, to_megatron
+from gyre_engine.training.weights import hf_names, megatron_shapes, to_hf, to_megatron
 
 SHAPE = ModelShape("qwen3", 2, 12, 10, 4, 2, 3, 7, 64, 1e4, 1e-6, True)
+EXPERTS = Experts(count=3, chosen=2, ffn=5, normed=True, layers=(1,))
 
 
 def random_state(shape):
@@ -35,16 +37,28 @@ def random_state(shape):
     if shape.qkv_bias:
         layer |= {f"self_attn.{part}_proj.bias": (q if part == "q" else kv,) for part in "qkv"}
     sizes |= {f"model.layers.{i}.{name}": size for i in range(shape.layers) for name, size in layer.items()}
+    for i in shape.experts.layers if shape.experts else ():
+        for part in ("gate", "up", "down"):
+            del sizes[f"model.layers.{i}.mlp.{part}_proj.weight"]
+            for e in range(shape.experts.count):
+                size = (h, shape.experts.ffn) if part == "down" else (shape.experts.ffn, h)
+                sizes[f"model.layers.{i}.mlp.experts.{e}.{part}_proj.weight"] = size
+        sizes[f"model.layers.{i}.mlp.gate.weight"] = (shape.experts.count, h)
     bits = {name: torch.randint(-(2**31), 2**31 - 1, size, dtype=torch.int32) for name, size in sizes.items()}
     return {name: tensor.view(torch.float32) for name, tensor in bits.items()}
 
 
-@pytest.mark.parametrize(("family", "tied"), [("qwen3", True), ("qwen3", False), ("qwen2", True), ("llama", False)])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [("qwen3", True), ("qwen3", False), ("qwen3_moe", False), ("qwen3_moe", True), ("qwen2", True), ("llama", False)],
+)
 def test_the_round_trip_is_bit_exact(family, tied):
-    shape = replace(SHAPE, family=family, tied=tied)
+    shape = replace(SHAPE, family=family, tied=tied, experts=EXPERTS if family == "qwen3_moe" else None)
     state = random_state(shape)
-    back = to_hf(to_megatron(state, shape), shape)
-    assert list(back) == sorted(state)
+    megatron = to_megatron(state, shape)
+    assert {name: tuple(tensor.shape) for name, tensor in megatron.items()} == megatron_shapes(shape)
+    back = to_hf(megatron, shape)
+    assert list(back) == sorted(state) == sorted(hf_names(shape))
     assert all(torch.equal(back[name].view(torch.int32), state[name].view(torch.int32)) for name in state)
 
 
