@@ -3,8 +3,8 @@
 Every trainer folds the same events in the same order, so all agree without talking to each other: a claim names a count and the
 fold assigns the next free micro-steps (log-rules 5); a released or replaced member's uncommitted work is free again (1); only a
 sealed buffer can be merged (2); only a committed step is final, and a new core voids the open attempt (3); lower epochs are
-ignored (8). Events that do not apply change nothing: `apply` is total on every history, and raises LedgerBroken only where a core
-of the ruling epoch contradicts the fold.
+ignored (8). Events that do not apply change nothing, nor does one that stands on the log twice: `apply` is total on every history,
+and raises LedgerBroken only where a core of the ruling epoch contradicts the fold.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def _elected(ledger: Ledger, event: CoreElected) -> Ledger:
 
 
 def _opened(ledger: Ledger, event: StepOpened) -> Ledger:
-    if event.core_epoch != ledger.core_epoch:
+    repeated = (event.step, event.attempt) <= (ledger.step + 1, ledger.attempts)
+    if event.core_epoch != ledger.core_epoch or repeated:
         return ledger
     if ledger.open is not None or event.step != ledger.step + 1 or event.attempt != ledger.attempts + 1:
         raise LedgerBroken(
@@ -191,7 +192,8 @@ def _released(ledger: Ledger, event: MemberReleased) -> Ledger:
 
 
 def _committed(ledger: Ledger, event: StepCommitted) -> Ledger:
-    if event.core_epoch != ledger.core_epoch:
+    repeated = event.step <= ledger.step
+    if event.core_epoch != ledger.core_epoch or repeated:
         return ledger
     step = _current(ledger, event.step, event.attempt)
     if step is None or not step.complete or event.merge_order != step.merge_order:

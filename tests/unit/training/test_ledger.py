@@ -148,3 +148,12 @@ def test_every_micro_step_counts_once_in_every_committed_step(history: list[tupl
         merged = [m for c, e in ledger.open.merge_order for m in (ledger.member(c, e) or ledger.open.members[c]).assigned]
         assert sorted(merged) == sorted(MICRO)
         assert apply(ledger, committed(ledger.open.merge_order)).step == 1
+
+
+def test_what_stands_on_the_log_twice_counts_once() -> None:
+    """A repeated opening or commit of the ruling core is no contradiction, whenever it comes."""
+    first: list[Event] = [CORE, opened(), opened(), joined("c0"), joined("c0"), claimed("c0", 3), opened()]
+    done = [sealed("c0", "a", "b", "c"), sealed("c0", "a", "b", "c"), committed((("c0", 1),)), committed((("c0", 1),)), opened()]
+    ledger = fold([*first, *done])
+    assert (ledger.step, ledger.open, ledger.attempts) == (1, None, 0)
+    assert fold([opened(step=2), committed((("c0", 1),)), opened()], ledger).open == fold([opened(step=2)], ledger).open
