@@ -1,81 +1,88 @@
-"""Policy losses by name. Needs torch: imported by trainers only.
-
-Every loss is a function of the log-ratio `l = current - behaviour` of each target and of its weight `w`, which carries
-the advantage. The behaviour log-probability is the engine's, so `r = exp(l)` corrects staleness and the gap between
-engine and trainer at once. The result is a sum over targets, never divided: the core divides when the step closes.
-
-ppo        w * clip(r), pessimistic: for w > 0 min(r, 1 + clip_high), for w < 0 max(r, 1 - clip_low); beyond the clip
-           the gradient is 0. PPO leaves r unbounded where w < 0: there the importance weight is truncated, so a
-           target's gradient is w * min(r, cap) * grad(current): capped, not dropped.
-grpo       the same with clip_low on both sides and no cap.
-reinforce  w * min(r, cap) * current, the importance weight held constant and truncated.
-gspo       ppo's clip on one ratio a trajectory, exp(mean of l over its targets), no cap.
-"""
+"""The whole loss of a micro-step: a policy loss by name, and the terms beside it. Needs torch: imported by trainers only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from gyre_engine.losses.config import LossConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What a loss sees of m targets: weight float[m] (advantage x share), sequence int64[m] (trajectory, from 0)."""
-
-    weight: Tensor
-    sequence: Tensor
+from gyre_engine.losses.names import LossError, load_plugin
+from gyre_engine.losses.surrogates import SURROGATES
+from gyre_engine.losses.targets import LossFunction, Surrogate, Targets
+from gyre_engine.losses.terms import kl_of, shared
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """loss: scalar sum, to be minimized; clipped: bool[m], the targets whose gradient the clip removed."""
+    """Sums over targets, never divided. All but `loss` are without gradient.
+
+    loss:                  scalar, to be minimized: policy + kl + entropy
+    policy, kl, entropy:   its parts, scalars, as they stand in it; the entropy's is negative
+    kl_sum, entropy_sum:   of the estimates and of the entropies themselves; 0 where they were not computed
+    clipped, ratio:        bool[m], float[m], see `Surrogate`
+    """
 
     loss: Tensor
+    policy: Tensor
+    kl: Tensor
+    entropy: Tensor
+    kl_sum: Tensor
+    entropy_sum: Tensor
     clipped: Tensor
+    ratio: Tensor
 
 
-PolicyLossFunction = Callable[[Tensor, Targets, LossConfig], PolicyLoss]
+def policy_loss(current: Tensor, targets: Targets, config: LossConfig, entropy: Tensor | None = None) -> PolicyLoss:
+    """The loss `config` names of float[m] current log-probabilities (with gradient).
+
+    entropy: float[m] of the policy where each target was drawn, with gradient where loss.entropy is above 0; None: not computed.
+    Raises LossError where a term needs what the targets do not have.
+    """
+    found = loss_function(config.name)(current, targets, config)
+    estimates, entropies = kl_of(current, targets, config), current.new_empty(0) if entropy is None else entropy
+    kl = shared(estimates, targets, config.kl, "kl")
+    spread = -shared(entropies, targets, config.entropy, "entropy")
+    loss = found.loss + kl if config.kl else found.loss
+    return PolicyLoss(
+        loss=loss + spread if config.entropy else loss,
+        policy=found.loss.detach(),
+        kl=kl.detach(),
+        entropy=spread.detach(),
+        kl_sum=estimates.detach().sum(),
+        entropy_sum=entropies.detach().sum(),
+        clipped=found.clipped,
+        ratio=found.ratio,
+    )
 
 
-def policy_loss(current: Tensor, behaviour: Tensor, targets: Targets, config: LossConfig) -> PolicyLoss:
-    """The loss `config.name` of float[m] current (with gradient) and behaviour log-probabilities."""
-    return LOSSES[config.name](current - behaviour, targets, config)
+@cache
+def loss_function(name: str) -> LossFunction:
+    """The built-in loss, or that of an installed package. Raises LossError where that cannot be used: it is tried on two targets."""
+    if name in SURROGATES:
+        return SURROGATES[name]
+    function = cast(LossFunction, load_plugin(name))
+    _try(name, function)
+    return function
 
 
-def ppo(log_ratio: Tensor, targets: Targets, config: LossConfig) -> PolicyLoss:
-    ratio = log_ratio.exp()
-    truncation = (config.cap / ratio.detach()).clamp(max=1.0)
-    return _clipped(ratio, truncation, targets.weight, config.clip_low, config.clip_high)
-
-
-def grpo(log_ratio: Tensor, targets: Targets, config: LossConfig) -> PolicyLoss:
-    ratio = log_ratio.exp()
-    return _clipped(ratio, torch.ones_like(ratio), targets.weight, config.clip_low, config.clip_low)
-
-
-def gspo(log_ratio: Tensor, targets: Targets, config: LossConfig) -> PolicyLoss:
-    count = torch.bincount(targets.sequence).to(log_ratio.dtype)
-    mean = torch.zeros_like(count).index_add(0, targets.sequence, log_ratio) / count
-    ratio = mean.exp()[targets.sequence]
-    return _clipped(ratio, torch.ones_like(ratio), targets.weight, config.clip_low, config.clip_high)
-
-
-def reinforce(log_ratio: Tensor, targets: Targets, config: LossConfig) -> PolicyLoss:
-    importance = log_ratio.detach().exp().clamp(max=config.cap)
-    return PolicyLoss(-(targets.weight * importance * log_ratio).sum(), torch.zeros_like(log_ratio, dtype=torch.bool))
-
-
-def _clipped(ratio: Tensor, truncation: Tensor, weight: Tensor, low: float, high: float) -> PolicyLoss:
-    above = (ratio > 1 + high) & (weight > 0)
-    below = (ratio < 1 - low) & (weight < 0)
-    clipped = above | below
-    surrogate = torch.where(clipped, ratio.detach().clamp(1 - low, 1 + high), ratio * truncation)
-    return PolicyLoss(-(weight * surrogate).sum(), clipped)
-
-
-LOSSES: dict[str, PolicyLossFunction] = {"ppo": ppo, "grpo": grpo, "reinforce": reinforce, "gspo": gspo}
+def _try(name: str, function: LossFunction) -> None:
+    current = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    empty, ones = torch.empty(0, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    behaviour = torch.tensor([-1.1, -1.9], dtype=torch.float64)
+    targets = Targets(ones, torch.tensor([0, 1]), behaviour, torch.tensor([0, 2]), ones / 2, empty)
+    try:
+        found = function(current, targets, LossConfig())
+    except Exception as error:  # code of others: whatever it raises keeps it from being used
+        raise LossError(f'loss "{name}" fails on two targets: {error!r}') from error
+    if not isinstance(found, Surrogate):
+        raise LossError(f'loss "{name}" must return a gyre_engine.losses.targets.Surrogate, got {type(found).__name__}')
+    shapes = (found.loss.shape, found.clipped.shape, found.ratio.shape)
+    if shapes != ((), (2,), (2,)) or not found.loss.requires_grad or found.ratio.requires_grad:
+        raise LossError(
+            f'loss "{name}" must give a scalar loss with gradient, and clipped and ratio of each target without: '
+            f"of two targets it gave the shapes {', '.join(str(tuple(shape)) for shape in shapes)}"
+        )

@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.experts import NO_ROWS, Rows
-from gyre_engine.losses.config import LossConfig
-from gyre_engine.losses.policy import Targets, policy_loss
+from gyre_engine.losses.config import Entropy, LossConfig
+from gyre_engine.losses.policy import policy_loss
+from gyre_engine.losses.targets import Targets
 from gyre_engine.training.attention import AncestorAttention
 from gyre_engine.training.likelihood import likelihoods
 from gyre_engine.training.measures import step_metrics
@@ -88,19 +89,34 @@ class TreeModel(GPTModel):  # type: ignore[misc]
         hidden: Tensor = self(self._tensor(ids, torch.int64), self._tensor(position, torch.int64), mask, given)
         return hidden
 
-    def likelihoods(self, hidden: Tensor, step: PackedMicroStep, entropy: bool) -> tuple[Tensor, float]:
-        """Log-probabilities of the step's targets, and their entropy where it is asked for."""
+    def likelihoods(self, hidden: Tensor, step: PackedMicroStep, entropy: Entropy = Entropy.NONE) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the step's targets, and their entropies where these are asked for."""
         rows = hidden.index_select(0, self._tensor(step.src, torch.int64))
         tokens = self._tensor(step.ids[step.dst], torch.int64)
         return likelihoods(self.logits, rows, tokens, self.temperature, entropy, self.words)
 
     def add_gradient(self, hidden: Tensor, step: PackedMicroStep, loss: LossConfig, version: int) -> StepMetrics:
         """The backward pass of the step's summed loss from these hidden states, and what it measured."""
-        current, entropy = self.likelihoods(hidden, step, loss.entropy)
-        behaviour, weight = self._tensor(step.logprobs), self._tensor(step.weight)
-        result = policy_loss(current, behaviour, Targets(weight, self._tensor(step.sequence, torch.int64)), loss)
+        current, entropy = self.likelihoods(hidden, step, loss.entropy_use)
+        targets = self._targets(step, version, current.dtype)
+        result = policy_loss(current, targets, loss, entropy)
         result.loss.backward()  # type: ignore[no-untyped-call]
-        return step_metrics(step, version, result, (current - behaviour).detach(), entropy)
+        return step_metrics(step, version, result, (current - targets.behaviour).detach(), loss)
+
+    def _targets(self, step: PackedMicroStep, version: int, dtype: torch.dtype) -> Targets:
+        return Targets(
+            weight=self._tensor(step.weight, dtype),
+            sequence=self._tensor(step.sequence, torch.int64),
+            behaviour=self._tensor(step.logprobs, dtype),
+            staleness=self._tensor(version - step.versions, torch.int64),
+            share=self._tensor(step.share, dtype),
+            reference=self._tensor(step.reference, dtype),
+        )
+
+    def scores(self, hidden: Tensor, step: PackedMicroStep) -> NDArray[np.float32]:
+        """float32[m]: the log-probabilities of the step's targets alone."""
+        found, _ = self.likelihoods(hidden, step)
+        return found.detach().float().cpu().numpy()
 
     def following(self, hidden: Tensor, ids: NDArray[np.int32], temperature: float | None) -> NDArray[np.float32]:
         """float32[n - 1]: log-probability of ids[1:] from the hidden states of one path."""

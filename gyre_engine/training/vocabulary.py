@@ -1,4 +1,4 @@
-"""Log-probabilities where the ranks of a cell share the vocabulary: each holds the logits of its words, nobody all of them.
+"""Log-probabilities and entropies where the ranks of a cell share the vocabulary: each has the logits of its words, nobody all.
 
 Megatron's own loss writes over the logits and measures no entropy; here they stay as they are.
 """
@@ -25,6 +25,15 @@ def chosen_of_parts(logits: Tensor, wanted: Tensor, part: VocabularyPart) -> tup
     """logits [m, words] of this rank, int64[m] wanted -> log-probabilities [m] and normalizers [m], the same on every rank."""
     chosen, normalizer = _Chosen.apply(logits, wanted, part)
     return chosen, normalizer
+
+
+def entropies_of_parts(logits: Tensor, normalizer: Tensor, part: VocabularyPart) -> Tensor:
+    """logits [m, words] of this rank and the normalizers [m] of all words -> entropies [m], the same on every rank.
+
+    Differentiable by the logits; `normalizer` counts as a function of them.
+    """
+    found: Tensor = _Entropies.apply(logits, normalizer, part)
+    return found
 
 
 def summed(value: Tensor, part: VocabularyPart) -> Tensor:
@@ -56,3 +65,20 @@ class _Chosen(torch.autograd.Function):
         out = (logits - normalizer[:, None]).exp().mul_(-gradient[:, None])
         out.scatter_add_(1, column, torch.where(own, gradient, 0.0)[:, None])
         return out, None, None
+
+
+class _Entropies(torch.autograd.Function):
+    """d entropy / d logit = -probability x (log probability + entropy), for the words of this rank."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, normalizer: Tensor, part: VocabularyPart) -> Tensor:
+        logs = logits - normalizer[:, None]
+        entropies = summed(-(logs.exp() * logs).sum(dim=-1), part)
+        ctx.save_for_backward(logits, normalizer, entropies)
+        return entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        logits, normalizer, entropies = ctx.saved_tensors
+        logs = logits - normalizer[:, None]
+        return logs.exp() * (logs + entropies[:, None]) * -gradients[0][:, None], None, None

@@ -271,7 +271,7 @@ def likelihoods_of(replica, step, name):
     if isinstance(replica, Leader):
         return np.array([replica.accumulate(step, LossConfig(cap=1e9)).loss])
     model = replica._model
-    found, _ = model.likelihoods(model.hidden(step.ids, step.position, step.end), step, False)
+    found, _ = model.likelihoods(model.hidden(step.ids, step.position, step.end), step)
     ((first, count),) = [(first, count) for execution, first, count in step.executions if execution == name]
     return found.detach().numpy()[first : first + count]
 
@@ -292,7 +292,7 @@ def test_logits_in_parts_change_nothing(folder, monkeypatch):
 def test_metrics_count_tokens_clips_and_drift_by_staleness(replica_of):
     replica = replica_of()
     (step,) = pack(forest(), 1000)
-    metrics = replica.accumulate(step, LossConfig(entropy=True))
+    metrics = replica.accumulate(step, LossConfig(measure_entropy=True))
     assert (metrics.tokens, metrics.targets) == (step.tokens, 16)
     counts = {3 - version: int((step.versions == version).sum()) for version in (3, 2, 1)}
     assert {staleness: entry.tokens for staleness, entry in metrics.drift.items()} == counts

@@ -37,7 +37,7 @@ def lead(folder):  # noqa: F811
 
 def measured(replica, steps):
     replica.zero()
-    loss = LossConfig(cap=1e9, entropy=True)
+    loss = LossConfig(cap=1e9, measure_entropy=True)
     metrics = [replica.accumulate(step, loss) for step in steps]
     return np.array(replica.gradient_buffer()), metrics
 
