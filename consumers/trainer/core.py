@@ -20,6 +20,7 @@ from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher
 from consumers.trainer.recovery import Recovered
 from consumers.trainer.settings import TrainerSettings
+from consumers.trainer.stopwatch import Stopwatch
 from gyre_engine.batching.step_inputs import StepInputs, missing_calls, probe, step_inputs
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import MemberReleased, Sealed, StepCommitted, StepOpened, Waiting
@@ -28,6 +29,7 @@ from gyre_engine.scheduling.classes import missing_groups, next_groups
 from gyre_engine.training.ledger import OpenStep
 from gyre_engine.training.merge import buffer_hash, merge, update
 from gyre_engine.training.replica import Optimizer, TrainingError, UpdateMetrics
+from gyre_engine.training.sums import step_totals
 from gyre_engine.transfer import Descriptor, IntegrityError, PeerLost, Region, Transfer, WrongKey
 
 Buffer = NDArray[np.float32]
@@ -59,6 +61,8 @@ class Core:
         """The probe of a committed version that is not published yet."""
         self._stored: int | None = None
         """Step of a checkpoint for which older ones are not removed yet."""
+        self._times, self._ready, self._data_s, self._publish_s = Stopwatch(), Stopwatch(), 0.0, 0.0
+        """Of this step, from its opening; and since the core could have opened it."""
 
     def resume(self, recovered: Recovered) -> None:
         """Do what the core before committed and did not live to do: a checkpoint that is due, and the publication."""
@@ -121,6 +125,7 @@ class Core:
         )  # fmt: skip
         self._inputs, self._fetched = self._fresh(inputs), {}
         self._pen.write([*inputs.micro_steps, self._opened(inputs)])
+        self._times, self._data_s = Stopwatch(), self._ready.elapsed
         return True
 
     def _burst_has_begun(self) -> bool:
@@ -182,7 +187,8 @@ class Core:
             if sealed is None or cell == self._settings.cell or (cell, epoch) in self._fetched:
                 continue
             try:
-                self._fetched[cell, epoch] = self._read(sealed)
+                with self._times.during("merge"):
+                    self._fetched[cell, epoch] = self._read(sealed)
             except (PeerLost, WrongKey, IntegrityError) as error:
                 self._release(cell, epoch, f"its sealed buffer cannot be read: {error}")
             return True
@@ -209,26 +215,38 @@ class Core:
         buffers = [own if cell == self._settings.cell else self._fetched[cell, epoch] for cell, epoch in step.merge_order]
         if any(b is None for b in buffers):
             raise TrainingError(f"step {step.opened.step}: this process sealed gradients that it does not hold any more")
-        gradient = merge([b for b in buffers if b is not None])
-        done = update(self._optimizer, gradient, step.opened.divisor, self._settings.hyper)
+        with self._times.during("merge"):
+            gradient = merge([b for b in buffers if b is not None])
+            done = update(self._optimizer, gradient, step.opened.divisor, self._settings.hyper)
         self._commit(step, done)
         return True
 
     def _commit(self, step: OpenStep, done: UpdateMetrics | None) -> None:
         opened = step.opened
-        weights_hash = self._publisher.export()
+        with self._times.during("merge"):
+            weights_hash = self._publisher.export()
         seals = [m.sealed for m in step.members.values() if m.sealed is not None]
         loss = sum(s.loss_sum for s in seals) / opened.executions if opened.executions else 0.0
         committed = StepCommitted(
             core_epoch=self._epoch, step=opened.step, attempt=opened.attempt, merge_order=step.merge_order,
             weights_hash=weights_hash, executions=opened.executions, grad_norm=done.grad_norm if done else 0.0, loss=loss,
-            reward_mean=self._inputs.reward_mean if self._inputs else 0.0, metrics=_sums(seals),
+            reward_mean=self._inputs.reward_mean if self._inputs else 0.0,
+            metrics=step_totals(seals, opened.executions) | self._core_times(seals) | ({"lr": done.lr} if done else {}),
         )  # fmt: skip
         self._member.holds(opened.step)
         self._unpublished = probe(self._inputs.micro_steps) if self._inputs else []
         place = self._pen.write([committed])
         if self._is_due(opened.step):
             self._checkpoint(opened.step, place)
+
+    def _core_times(self, seals: list[Sealed]) -> dict[str, float]:
+        """Where the core's time went since this step opened; and before: in the last publication, and until its data were there."""
+        own = next((s.metrics for s in seals if s.cell == self._settings.cell), {})
+        merge = self._times.spent("merge")
+        rest = self._times.elapsed - merge - own.get("compute_s", 0.0) - own.get("merge_s", 0.0)
+        return {
+            "core_merge_s": merge, "core_wait_s": max(0.0, rest), "core_publish_s": self._publish_s, "core_data_s": self._data_s,
+        }  # fmt: skip
 
     def _checkpoint(self, step: int, position: int) -> None:
         self._publisher.checkpoint(self._epoch, step, position, self._settings.checkpoint_url)
@@ -256,28 +274,7 @@ class Core:
                 return False
         ledger = self._board.ledger
         self._unpublished = None
+        began = Stopwatch()
         self._publisher.publish(self._epoch, ledger.step, probe_ids)
+        self._publish_s, self._ready = began.elapsed, Stopwatch()
         return True
-
-
-def _sums(seals: list[Sealed]) -> dict[str, float]:
-    """Tokens and token-weighted drift over the members."""
-    sums: dict[str, float] = {
-        "targets": float(sum(s.tokens for s in seals)),
-        "packed_tokens": float(sum(s.packed_tokens for s in seals)),
-        "members": float(len(seals)),
-    }
-    for seal in seals:
-        for name, value in seal.metrics.items():
-            if name.endswith("_max"):
-                sums[name] = max(sums.get(name, value), value)
-            elif name.startswith("drift_") and name.endswith("_tokens"):
-                sums[name] = sums.get(name, 0.0) + value
-    for name in ("ratio_mean", "gap_mean"):
-        for ages in [n for n in sums if n.startswith("drift_") and n.endswith("_tokens")]:
-            stem = ages.removesuffix("_tokens")
-            weighted = sum(s.metrics.get(f"{stem}_{name}", 0.0) * s.metrics.get(ages, 0.0) for s in seals)
-            sums[f"{stem}_{name}"] = weighted / sums[ages]
-    clipped = sum(s.metrics.get("clip_fraction", 0.0) * s.tokens for s in seals)
-    sums["clip_fraction"] = clipped / sums["targets"] if sums["targets"] else 0.0
-    return sums

@@ -7,7 +7,6 @@ promises  computes only what it has read back as its own; writes no more to a bu
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,11 +15,13 @@ from numpy.typing import NDArray
 from consumers.trainer.board import Board
 from consumers.trainer.pen import Pen
 from consumers.trainer.settings import TrainerSettings
+from consumers.trainer.stopwatch import Stopwatch
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import Claimed, MemberJoined, Sealed
 from gyre_engine.training.ledger import Member, OpenStep
 from gyre_engine.training.merge import buffer_hash
 from gyre_engine.training.replica import StepMetrics, TrainingReplica
+from gyre_engine.training.sums import flat_metrics
 from gyre_engine.transfer import Descriptor, IntegrityError, PeerLost, Region, Transfer, WrongKey
 from gyre_engine.transfer.pull import Pull
 
@@ -37,7 +38,9 @@ class Seat:
     done: list[str] = field(default_factory=list)
     metrics: StepMetrics = field(default_factory=StepMetrics)
     sealed: bool = False
-    began: float = 0.0
+    times: Stopwatch = field(default_factory=Stopwatch)
+    """Since it joined; what came before went into its weights."""
+    publish_s: float = 0.0
 
 
 class StepMember:
@@ -91,11 +94,12 @@ class StepMember:
         opened, cell = step.opened, self._settings.cell
         if cell in step.order_sealed or not opened.micro_steps:
             return False
+        times = Stopwatch()
         if not self._take_weights(opened.step - 1, opened.weights_hash):
             return False
         self._replica.zero()
         epoch = max(1, self._board.ledger.member_floor.get(cell, 1))
-        self.seat = Seat(opened.step, opened.attempt, epoch, began=time.monotonic())
+        self.seat = Seat(opened.step, opened.attempt, epoch, publish_s=times.elapsed)
         joined = MemberJoined(
             cell=cell, member_epoch=epoch, step=opened.step, attempt=opened.attempt, weights_hash=opened.weights_hash
         )
@@ -143,19 +147,22 @@ class StepMember:
         pack = self._board.packs.get(micro_step)
         if pack is None:
             return False
-        seat.metrics = seat.metrics + self._replica.accumulate(pack, self._settings.loss)
+        with seat.times.during("compute"):
+            seat.metrics = seat.metrics + self._replica.accumulate(pack, self._settings.loss)
         seat.done.append(micro_step)
         return True
 
     def _seal(self, seat: Seat) -> None:
-        buffer = self._replica.gradient_buffer()
-        self._sealed_bytes = np.array(buffer, dtype="<f4")
-        self._descriptor = self._transfer.register(Region.of_array(self._sealed_bytes))
+        with seat.times.during("merge"):
+            buffer = self._replica.gradient_buffer()
+            self._sealed_bytes = np.array(buffer, dtype="<f4")
+            self._descriptor = self._transfer.register(Region.of_array(self._sealed_bytes))
+            digest = buffer_hash(buffer)
         sealed = Sealed(
             cell=self._settings.cell, member_epoch=seat.epoch, step=seat.step, attempt=seat.attempt,
-            micro_steps=tuple(seat.done), buffer_hash=buffer_hash(buffer), descriptor=self._descriptor.to_bytes(),
+            micro_steps=tuple(seat.done), buffer_hash=digest, descriptor=self._descriptor.to_bytes(),
             loss_sum=seat.metrics.loss, tokens=seat.metrics.targets, packed_tokens=seat.metrics.tokens,
-            took_us=int((time.monotonic() - seat.began) * 1e6), metrics=flat_metrics(seat.metrics),
+            took_us=int(seat.times.elapsed * 1e6), metrics=flat_metrics(seat.metrics) | _times(seat),
         )  # fmt: skip
         seat.sealed = True
         self._pen.write([sealed])
@@ -167,12 +174,9 @@ class StepMember:
             self._descriptor = self._sealed_bytes = None
 
 
-def flat_metrics(metrics: StepMetrics) -> dict[str, float]:
-    """Metrics as the ledger carries them; drift by staleness."""
-    flat = {"clip_fraction": metrics.clip_fraction, "targets": float(metrics.targets)}
-    for staleness, drift in metrics.drift.items():
-        flat[f"drift_{staleness}_tokens"] = float(drift.tokens)
-        flat[f"drift_{staleness}_ratio_mean"] = drift.ratio_mean
-        flat[f"drift_{staleness}_ratio_max"] = drift.ratio_max
-        flat[f"drift_{staleness}_gap_mean"] = drift.gap_sum / drift.tokens
-    return flat
+def _times(seat: Seat) -> dict[str, float]:
+    """Where the member's time went up to its seal; what is neither computing nor sealing was waiting for work or the log."""
+    compute, merge = seat.times.spent("compute"), seat.times.spent("merge")
+    return {
+        "compute_s": compute, "merge_s": merge, "wait_s": max(0.0, seat.times.elapsed - compute - merge), "publish_s": seat.publish_s,
+    }  # fmt: skip

@@ -6,9 +6,9 @@ promises  the same calls in the same order give the same bytes, in any process o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,22 +46,54 @@ class Drift:
         return self.ratio_sum / self.tokens
 
 
+ABOVE = (2.0, 5.0, 10.0)
+BELOW = (0.5, 0.2, 0.1)
+"""Bounds beyond which importance weights are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tails:
+    """Importance weights exp(current - behaviour) far from 1: how many targets lie above each of ABOVE and below each of BELOW, and
+    the largest weight."""
+
+    above: tuple[int, ...] = (0,) * len(ABOVE)
+    below: tuple[int, ...] = (0,) * len(BELOW)
+    largest: float = 0.0
+
+    def __add__(self, other: Tails) -> Tails:
+        return Tails(_added(self.above, other.above), _added(self.below, other.below), max(self.largest, other.largest))
+
+
+def _added(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
     """What one or several micro-steps did; adds up.
 
     tokens, targets:  packed and trained tokens
-    loss:             summed loss, not divided
-    clipped:          targets whose gradient the clip removed
-    entropy_sum:      over the targets; 0 unless `LossConfig.entropy`
+    loss:             summed loss, not divided: policy_loss + kl_loss + entropy_loss
+    clipped:          targets on which the clip acted
+    entropy_sum:      of the policy, over entropy_targets: those where it was measured
+    kl_sum:           estimates of the divergence from the reference policy, over kl_targets: those where they were made
+    moved_sum:        r - 1 - log r of each target's importance weight r: an estimate of KL(behaviour, current)
     drift:            by staleness in weight versions, version at training - version at sampling
     """
 
     tokens: int = 0
     targets: int = 0
     loss: float = 0.0
+    policy_loss: float = 0.0
+    kl_loss: float = 0.0
+    entropy_loss: float = 0.0
     clipped: int = 0
     entropy_sum: float = 0.0
+    entropy_targets: int = 0
+    kl_sum: float = 0.0
+    kl_targets: int = 0
+    moved_sum: float = 0.0
+    tails: Tails = Tails()
     drift: Mapping[int, Drift] = field(default_factory=dict)
 
     @property
@@ -69,32 +101,11 @@ class StepMetrics:
         return self.clipped / self.targets if self.targets else 0.0
 
     def __add__(self, other: StepMetrics) -> StepMetrics:
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "drift"}
         drift = dict(self.drift)
         for staleness, entry in other.drift.items():
             drift[staleness] = drift[staleness] + entry if staleness in drift else entry
-        return StepMetrics(
-            self.tokens + other.tokens,
-            self.targets + other.targets,
-            self.loss + other.loss,
-            self.clipped + other.clipped,
-            self.entropy_sum + other.entropy_sum,
-            dict(sorted(drift.items())),
-        )
-
-    def to_fields(self) -> dict[str, Any]:
-        """Plain fields for events; drift as [staleness, tokens, ratio mean, ratio max, mean gap]."""
-        rows = [
-            [staleness, entry.tokens, entry.ratio_mean, entry.ratio_max, entry.gap_sum / entry.tokens]
-            for staleness, entry in self.drift.items()
-        ]
-        return {
-            "tokens": self.tokens,
-            "targets": self.targets,
-            "loss": self.loss,
-            "clip_fraction": self.clip_fraction,
-            "entropy": self.entropy_sum / self.targets if self.targets else 0.0,
-            "drift": rows,
-        }
+        return StepMetrics(**sums, drift=dict(sorted(drift.items())))
 
 
 @dataclass(frozen=True, slots=True)
