@@ -1,6 +1,6 @@
 """One execution becomes pieces that fit a micro-step.
 
-An execution that fits stays whole. A larger one is cut into groups of root-to-leaf paths; each group repeats its prefix
+An execution that fits stays whole. A larger one is cut into groups of root-to-leaf paths (`grouping`); each group repeats its prefix
 as context, and every trained token is a target in exactly one piece: the one that holds the end of its trajectory.
 A piece is a micro-step of that execution alone; `packing` lays several side by side.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre_engine.batching.grouping import groups_of_leaves
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.work import ExecutionWork, InvalidWork
 from gyre_engine.losses.aggregates import target_shares, token_weights
@@ -32,8 +33,11 @@ class _Shape:
     sequence: NDArray[np.int32]
 
 
-def cut(work: ExecutionWork, max_tokens: int, aggregate: str, context: int | None) -> list[PackedMicroStep]:
-    """The pieces of `work`, in depth-first order of their first leaf. Raises InvalidWork: a path beyond the context."""
+def cut(work: ExecutionWork, max_tokens: int, aggregate: str, context: int | None, trees: bool = True) -> list[PackedMicroStep]:
+    """The pieces of `work`, in depth-first order of their first leaf; without `trees` one a root-to-leaf path.
+
+    Raises InvalidWork: a path beyond the context.
+    """
     if len(work.trained) == 0:
         return []
     shape = _shape(work)
@@ -41,7 +45,7 @@ def cut(work: ExecutionWork, max_tokens: int, aggregate: str, context: int | Non
     share = target_shares(aggregate, work.trained_tokens, shape.sequence)
     pieces: list[PackedMicroStep] = []
     placed = np.zeros(len(work.trained), dtype=bool)
-    for members in _groups(work, shape, max_tokens, context):
+    for members in _members(work, shape, max_tokens if trees else 0, context):
         targets = np.flatnonzero(np.isin(shape.home, members) & ~placed)
         placed[targets] = True
         pieces.append(_piece(work, shape, members, targets, weight, share))
@@ -110,20 +114,14 @@ def _path(work: ExecutionWork, segment: int) -> Iterator[int]:
         segment = work.segments[segment].parent
 
 
-def _groups(work: ExecutionWork, shape: _Shape, max_tokens: int, context: int | None) -> Iterator[list[int]]:
-    """Segments of each piece, ascending: leaves in order, as many as fit."""
-    group: set[int] = set()
-    size = 0
-    for leaf in _leaves(work, shape):
-        path = list(_path(work, leaf))
-        _check_context(work, int(shape.kept[path].sum()), context)
-        fresh = sum(int(shape.kept[index]) for index in path if index not in group)
-        if group and size + fresh > max_tokens:
-            yield sorted(group)
-            group, fresh, size = set(), int(shape.kept[path].sum()), 0
-        group.update(path)
-        size += fresh
-    yield sorted(group)
+def _members(work: ExecutionWork, shape: _Shape, max_tokens: int, context: int | None) -> Iterator[list[int]]:
+    """Segments of each piece, ascending. Where nothing fits, each path is a piece."""
+    leaves = _leaves(work, shape)
+    for leaf in leaves:
+        _check_context(work, int(shape.depths[leaf] + shape.kept[leaf]), context)
+    parents = [segment.parent for segment in work.segments]
+    for group in groups_of_leaves(parents, shape.kept.tolist(), leaves, max_tokens):
+        yield sorted({index for leaf in group for index in _path(work, leaf)})
 
 
 def _leaves(work: ExecutionWork, shape: _Shape) -> list[int]:

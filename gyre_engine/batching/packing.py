@@ -17,17 +17,18 @@ from gyre_engine.losses.aggregates import TWO_LEVEL
 
 
 def pack(
-    works: Sequence[ExecutionWork], max_tokens: int, *, aggregate: str = TWO_LEVEL, context: int | None = None
+    works: Sequence[ExecutionWork], max_tokens: int, *, aggregate: str = TWO_LEVEL, context: int | None = None, trees: bool = True
 ) -> list[PackedMicroStep]:
     """Micro-steps of at most `max_tokens` packed tokens, each trained token of `works` in exactly one of them.
 
     A single path longer than `max_tokens` makes a micro-step of its own. Without trained tokens: nothing.
     aggregate: how a target shares its execution's advantage (`losses.aggregates`).
     context:   the model's context in tokens; a longer path raises InvalidWork. None: not checked.
+    trees:     False: every root-to-leaf path by itself, its prefix again, for layers that cannot be masked (`shapes`).
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; a micro-step needs room for at least one token")
-    pieces = [piece for work in works for piece in cut(work, max_tokens, aggregate, context)]
+    pieces = [piece for work in works for piece in cut(work, max_tokens, aggregate, context, trees)]
     return [_join(bin_) for bin_ in _first_fit(pieces, max_tokens)]
 
 
