@@ -31,6 +31,7 @@ class AdmissionSettings:
     scorer, scorer_version:  the only scorer whose scores count
     group_min:               executions that must count for a group to train
     deviation_floor:         of the advantage's divisor, as a share of reward_range
+    scaled:                  whether advantages are divided by the deviation at all
     config_hash:             of the run's config: part of the ids of what is derived
     """
 
@@ -41,6 +42,7 @@ class AdmissionSettings:
     reward_range: float = 1.0
     deviation_floor: float = 1e-2
     config_hash: str = ""
+    scaled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,7 @@ def _admit(name: str, group: _Group, first: Dispatched, places: list[_Attempt], 
 def _advantages(rewards: list[float], settings: AdmissionSettings) -> GroupAdvantages:
     if not rewards:
         return GroupAdvantages((), (), 0.0, 0.0, True)
-    return group_advantages(rewards, reward_range=settings.reward_range, floor=settings.deviation_floor)
+    return group_advantages(rewards, reward_range=settings.reward_range, floor=settings.deviation_floor, scale=settings.scaled)
 
 
 def _why_not(executions: tuple[AdmittedExecution, ...], gained: GroupAdvantages, settings: AdmissionSettings) -> str:

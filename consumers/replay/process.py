@@ -43,6 +43,10 @@ class ReplaySettings:
     hyper: Hyper = field(default_factory=Hyper)
     mesh: Mesh = ONE
     """That of the run's cells: sums over other ranks round differently."""
+    constant: int = 0
+    """For the aggregate of that name."""
+    reference: str = ""
+    """Folder of the reference policy's weights; empty: none is looked at."""
     verify: bool = True
     until: int = 0
 

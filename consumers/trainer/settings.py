@@ -36,6 +36,10 @@ class TrainerSettings:
     transfer_host: str = "127.0.0.1"
     loss: LossConfig = field(default_factory=LossConfig)
     aggregate: str = "two-level"
+    constant: int = 0
+    """For the aggregate of that name."""
+    reference: str = ""
+    """Folder of the reference policy's weights; empty: none is looked at."""
     hyper: Hyper = field(default_factory=Hyper)
     config_hash: str = ""
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)

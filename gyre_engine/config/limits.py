@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 from gyre_engine.config.problems import Keys, Problem, keys_of
 from gyre_engine.config.schema import Config, NamedModelConfig
 from gyre_engine.events.calls import Role
+from gyre_engine.losses.aggregates import AGGREGATES, CONSTANT
+from gyre_engine.losses.config import KL_ESTIMATORS
+from gyre_engine.losses.names import choices, wrong_with
 from gyre_engine.scheduling.policies import POLICIES
 from gyre_engine.transfer.kinds import KINDS
 
@@ -33,7 +36,7 @@ _AT_LEAST_ONE = (
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "run.checkpoint_every", "run.checkpoint_keep", "batch.phi", "sampling.top_k", "kafka.replication", "runner.harness_timeout_s",
-    "eval.every", "eval.tasks", "optimizer.warmup_steps", "cells.standalone", "publish.fanout",
+    "eval.every", "eval.tasks", "loss.constant", "optimizer.warmup_steps", "cells.standalone", "publish.fanout",
 )  # fmt: skip
 _ONE_OF = {
     "cells.engine": ("native", "sglang", "scripted"),
@@ -50,8 +53,9 @@ _ONE_OF = {
     "eval.split": SPLITS,
     "eval.before": ("", *SPLITS),
     "eval.after": ("", *SPLITS),
-    "loss.name": ("ppo", "grpo", "reinforce", "gspo"),
-    "loss.aggregate": ("two-level", "token", "sequence"),
+    "loss.aggregate": AGGREGATES,
+    "loss.kl_estimator": KL_ESTIMATORS,
+    "group.scale": ("deviation", "none"),
 }
 _RENAMED = {"schedule.policy": {"elastic": "paper"}}
 """By key, values of earlier versions and what they are called now."""
@@ -59,7 +63,8 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     # name: (least, most, whether the least itself is allowed)
     "optimizer.lr": (0.0, 10.0, False), "optimizer.beta1": (0.0, 0.999999, True), "optimizer.beta2": (0.0, 0.999999, True),
     "optimizer.eps": (0.0, 1.0, False), "optimizer.weight_decay": (0.0, 10.0, True), "optimizer.clip_norm": (0.0, 1e9, True),
-    "loss.clip_low": (0.0, 0.999999, False), "loss.clip_high": (0.0, 100.0, False), "loss.importance_cap": (1.0, 1e6, True),
+    "loss.clip_low": (0.0, 1.0, False), "loss.clip_high": (0.0, 100.0, False), "loss.importance_cap": (1.0, 1e6, True),
+    "loss.kl": (0.0, 1e6, True), "loss.entropy": (0.0, 1e6, True),
     "sampling.temperature": (0.0, 100.0, False), "sampling.top_p": (0.0, 1.0, False), "group.reward_range": (0.0, 1e9, False),
     "group.deviation_floor": (0.0, 1.0, False), "cells.lease_s": (1.0, 1e6, True), "runner.overall_timeout_s": (0.0, 1e9, False),
     "schedule.slack": (0.0, 1.0, True), "proxy.port": (0, 65535, True),
@@ -77,7 +82,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def problems(config: Config) -> list[Problem]:
     """Everything in `config` that cannot work."""
     checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (
-        _ranges, _names, _data, _models, _roles, _selection, _relations, _schedule, _harbor,
+        _ranges, _names, _loss, _data, _models, _roles, _selection, _relations, _schedule, _harbor,
     )  # fmt: skip
     return [problem for check in checks for problem in check(config)]
 
@@ -107,6 +112,18 @@ def _names(config: Config) -> Iterator[Problem]:
     for name in _WORDS:
         if not _WORD.fullmatch(value := _get(config, name)):
             yield Problem(f"{name} must be a word of letters, digits, - and _ (at most 80), got {value!r}", (keys_of(name),))
+
+
+def _loss(config: Config) -> Iterator[Problem]:
+    """Names are looked up and no code of others is loaded: that is done before a start."""
+    loss = config.loss
+    if wrong := wrong_with(loss.name):
+        yield Problem(f"{wrong}{nearest(loss.name, choices())}", (("loss", "name"),))
+    at = (("loss", "constant"), ("loss", "aggregate"))
+    if loss.aggregate == CONSTANT and loss.constant < 1:
+        yield Problem('loss.aggregate is "constant": give the tokens to divide by in loss.constant', at[::-1])
+    elif loss.aggregate != CONSTANT and loss.constant:
+        yield Problem(f'loss.constant is given, but loss.aggregate is "{loss.aggregate}": set that to "constant"', at)
 
 
 def _listed(allowed: tuple[str, ...]) -> str:

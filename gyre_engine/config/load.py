@@ -136,4 +136,5 @@ def _resolve_paths(config: Config, folder: Path) -> Config:
     model = dataclasses.replace(config.model, path=absolute(config.model.path))
     cells = dataclasses.replace(config.cells, script=absolute(config.cells.script))
     data = tuple(dataclasses.replace(d, path=absolute(d.path), name=d.name or Path(d.path).name) for d in config.data)
-    return dataclasses.replace(config, model=model, cells=cells, data=data)
+    loss = dataclasses.replace(config.loss, reference=absolute(config.loss.reference))
+    return dataclasses.replace(config, model=model, cells=cells, data=data, loss=loss)

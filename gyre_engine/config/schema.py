@@ -253,6 +253,7 @@ class GroupConfig:
     min: int = opt(2, "Executions that must count for a group to train.")
     deviation_floor: float = opt(0.01, "Floor of the group's deviation, in units of the reward range.")
     reward_range: float = opt(1.0, "Largest reward less the smallest.")
+    scale: str = opt("deviation", "What a centred reward is divided by: deviation (of its group), or none.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,13 +278,25 @@ class RoleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """The loss."""
+    """The loss (docs/losses.md)."""
 
-    name: str = opt("ppo", "Policy loss.")
-    aggregate: str = opt("two-level", "How token losses become one: two-level is tokens, then executions.")
-    clip_low: float = opt(0.2, "PPO clip below.")
-    clip_high: float = opt(0.28, "PPO clip above.")
-    importance_cap: float = opt(2.0, "Cap of the importance weight between engine and trainer.")
+    name: str = opt(
+        "ppo",
+        "Policy loss: ppo, grpo, dr-grpo, dapo, gspo, cispo, decoupled-ppo, reinforce, or one that an installed package adds.",
+    )
+    aggregate: str = opt(
+        "two-level",
+        "How token losses become one: two-level (tokens, then executions), token, sequence (tokens of a trajectory, then "
+        "trajectories), or constant.",
+    )
+    constant: int = opt(0, "For `constant`: the tokens that the sum of an execution is divided by.")
+    clip_low: float = opt(0.2, "The ratio is clipped below at 1 less this; 1: never.")
+    clip_high: float = opt(0.28, "And above at 1 and this (grpo and dr-grpo use clip_low on both sides).")
+    importance_cap: float = opt(2.0, "Cap of the importance weight between engine and trainer (ppo, decoupled-ppo, reinforce).")
+    kl: float = opt(0.0, "Coefficient of the divergence from the reference policy; 0: none is loaded.")
+    kl_estimator: str = opt("k3", "How that is estimated from sampled tokens: k1, k2 or k3.")
+    reference: str = opt("", "Folder of the reference policy, of the policy's shape; empty: its initial weights.")
+    entropy: float = opt(0.0, "Coefficient of the entropy, which is made larger; 0: off.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class GroupAdvantages:
     """Advantages of the executions of one group, in the order given.
 
-    advantages:     centred / max(deviation, floor x reward range)
+    advantages:     centred / max(deviation, floor x reward range), or centred (`group.scale = "none"`)
     centred:        reward - baseline
     baseline:       mean reward of the executions that count
     deviation:      population standard deviation (divided by N, not N - 1)

@@ -63,7 +63,15 @@ def class_plan(config: Config) -> ClassPlan:
 
 def loss(config: Config) -> LossConfig:
     c = config.loss
-    return LossConfig(name=c.name, clip_low=c.clip_low, clip_high=c.clip_high, cap=c.importance_cap)
+    return LossConfig(
+        name=c.name, clip_low=c.clip_low, clip_high=c.clip_high, cap=c.importance_cap, kl=c.kl, kl_estimator=c.kl_estimator,
+        entropy=c.entropy,
+    )  # fmt: skip
+
+
+def reference(config: Config) -> str:
+    """Folder of the reference policy; empty where none is looked at."""
+    return (config.loss.reference or config.model.path) if config.loss.kl else ""
 
 
 def mesh(config: Config) -> Mesh:
@@ -86,7 +94,8 @@ def trainer(launch: Launch, folder: StackFolder, cell: str, holder: str) -> Trai
         temperature=config.sampling.temperature, lease_s=config.cells.lease_s,
         checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
         checkpoint_every=config.run.checkpoint_every, checkpoint_keep=config.run.checkpoint_keep, loss=loss(config),
-        aggregate=config.loss.aggregate, hyper=hyper(config), config_hash=launch.config_hash, secret=folder.cell_key(),
+        aggregate=config.loss.aggregate, constant=config.loss.constant, reference=reference(config),
+        hyper=hyper(config), config_hash=launch.config_hash, secret=folder.cell_key(),
         evaluation=evaluation(config), transfer=config.transfer.kind, transfer_host=launch.host, mesh=mesh(config),
         scratch=str(folder.scratch / launch.run / cell),
     )  # fmt: skip
@@ -95,7 +104,8 @@ def trainer(launch: Launch, folder: StackFolder, cell: str, holder: str) -> Trai
 def replay(config: Config, pinned_hash: str) -> ReplaySettings:
     return ReplaySettings(
         model_path=config.model.path, temperature=config.sampling.temperature, context=config.model.context,
-        micro_step_tokens=config.batch.micro_step_tokens, aggregate=config.loss.aggregate, config_hash=pinned_hash,
+        micro_step_tokens=config.batch.micro_step_tokens, aggregate=config.loss.aggregate, constant=config.loss.constant,
+        reference=reference(config), config_hash=pinned_hash,
         threads=config.cells.threads, admission=admission(config, pinned_hash), loss=loss(config), hyper=hyper(config),
         mesh=mesh(config),
     )  # fmt: skip
@@ -239,6 +249,7 @@ def admission(config: Config, pinned_hash: str) -> AdmissionSettings:
         selection=SelectionSettings(config.selection.j_max, tuple(Role(r) for r in config.selection.roles)),
         group_min=config.group.min,
         reward_range=config.group.reward_range, deviation_floor=config.group.deviation_floor, config_hash=pinned_hash,
+        scaled=config.group.scale == "deviation",
     )  # fmt: skip
 
 

@@ -30,6 +30,13 @@ def test_the_deviation_has_a_floor_of_a_hundredth_of_the_range():
     assert group_advantages([0.5, 0.502]).advantages == pytest.approx((-0.1, 0.1))
 
 
+def test_unscaled_advantages_are_centred_rewards_and_no_more():
+    """Dr. GRPO: 1, 0, 0, 0 gives 0.75 and -0.25."""
+    group = group_advantages([1.0, 0.0, 0.0, 0.0], scale=False)
+    assert group.advantages == group.centred == (0.75, -0.25, -0.25, -0.25)
+    assert group_advantages([0.5, 0.5], scale=False).zero_variance
+
+
 def test_a_group_without_variance_is_flagged_and_teaches_nothing():
     group = group_advantages([0.1, 0.1, 0.1])
     assert group.zero_variance
