@@ -120,6 +120,7 @@ def check_micro_steps(
     logged: Mapping[str, MicroStep],
     *,
     max_tokens: int,
+    trees: bool,
     context: int,
     aggregate: str,
     config_hash: str,
@@ -127,7 +128,7 @@ def check_micro_steps(
     """Derive the step's micro-steps again; how many agree. Raises ReplayDiverged naming the first that does not."""
     number = step.committed.step
     derived = step_inputs(
-        number, groups, calls, max_tokens=max_tokens, context=context, aggregate=aggregate, config_hash=config_hash
+        number, groups, calls, max_tokens=max_tokens, trees=trees, context=context, aggregate=aggregate, config_hash=config_hash
     )
     names = tuple(m.micro_step for m in derived.micro_steps)
     if names != step.opened.micro_steps:

@@ -47,6 +47,8 @@ class ReplaySettings:
     """For the aggregate of that name."""
     reference: str = ""
     """Folder of the reference policy's weights; empty: none is looked at."""
+    trees: bool = True
+    """As the run packed: shared prefixes once, or separate paths."""
     verify: bool = True
     until: int = 0
 
@@ -119,6 +121,6 @@ class _Trainer:
         s, sources = self._settings, self._sources
         groups = check_groups(step.opened.groups, sources, s.admission, step.committed.step)
         return check_micro_steps(
-            step, groups, sources.calls, self._logged, max_tokens=s.micro_step_tokens, context=s.context,
+            step, groups, sources.calls, self._logged, max_tokens=s.micro_step_tokens, trees=s.trees, context=s.context,
             aggregate=s.aggregate, config_hash=s.config_hash,
         )  # fmt: skip

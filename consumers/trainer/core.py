@@ -120,7 +120,7 @@ class Core:
         if board.role is not CellRole.TRAINING or not self._burst_has_begun():
             return False
         inputs = step_inputs(
-            board.ledger.step + 1, groups, backlog.calls, max_tokens=settings.micro_step_tokens,
+            board.ledger.step + 1, groups, backlog.calls, max_tokens=settings.micro_step_tokens, trees=settings.trees,
             context=settings.context, aggregate=settings.aggregate, config_hash=settings.config_hash,
         )  # fmt: skip
         self._inputs, self._fetched = self._fresh(inputs), {}

@@ -49,5 +49,7 @@ class TrainerSettings:
     """Folder for what the ranks need to find each other; empty: the machine's."""
     claim_ahead: int = 2
     """Micro-steps that a member holds at most: the one it computes and one ahead, to hide the round trip (log-rules, 5)."""
+    trees: bool = True
+    """Whether shared prefixes are packed once (batch.trees); False: separate paths."""
     straggler_s: float = 30.0
     """After so long without a batch the core names what it waits for."""

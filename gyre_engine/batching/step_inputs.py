@@ -60,11 +60,12 @@ def step_inputs(
     context: int,
     aggregate: str,
     config_hash: str,
+    trees: bool = True,
 ) -> StepInputs:
     """Pack the selected trajectories of `groups` for `step` (which trains at weight version step - 1)."""
     executions = trained(groups)
     works = [assemble(e, calls.of(e.execution)) for e in executions]
-    packs = pack(works, max_tokens=max_tokens, context=context, aggregate=aggregate)
+    packs = pack(works, max_tokens=max_tokens, context=context, trees=trees, aggregate=aggregate)
     ages = [step - 1 - int(v) for work in works for v in work.versions]
     rewards = [e.reward for g in groups for e in g.executions]
     return StepInputs(

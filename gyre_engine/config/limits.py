@@ -45,6 +45,7 @@ _ONE_OF = {
     "runner.sandbox": ("bubblewrap", "none"),
     "runner.task_filter": ("none", "pass-rate"),
     "harness.name": (*HARNESSES, "harbor:AGENT"),
+    "batch.trees": ("auto", "paths"),
     "schedule.policy": tuple(POLICIES),
     "schedule.kv": ("auto", "always", "never"),
     "schedule.interrupted": ("continue", "retry"),

@@ -244,6 +244,11 @@ class BatchConfig:
     mu: int = opt(1, "Steps between two publications of weights to the samplers (a burst).")
     phi: int = opt(1, "Steps' worth of groups dispatched ahead. Staleness is at most phi + mu - 1.")
     micro_step_tokens: int = opt(4096, "Packed tokens of a micro-step.")
+    trees: str = opt(
+        "auto",
+        "auto: a shared prefix is trained once, unless a layer of the model cannot be masked (linear attention). paths: every "
+        "root-to-leaf path by itself, its prefix again.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

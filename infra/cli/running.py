@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import shorten
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from consumers.dashboard.terminal import Display, final_table, one_line
 from consumers.dashboard.view import RunView
 from gyre_engine.config import Config, config_from_json
 from gyre_engine.training.fingerprint import differences, fingerprint
+from gyre_engine.training.maskable import why_paths
 from infra.cli.attach import attach
 from infra.cli.errors import CommandError
 from infra.stack.layout import StackFolder
@@ -61,6 +63,8 @@ def train(config: Config, folder: StackFolder, console: Console, *, resumed: Res
     with _interrupts():
         try:
             console.print(f"run [bold]{session.run}[/bold]  in {folder.root}")
+            if why := why_paths(config.batch.trees, Path(config.model.path)):
+                console.print(f"training separate root-to-leaf paths, not trees: {why}", highlight=False)
             session.start()
             with _shown(session, console) as show:
                 session.follow(show)

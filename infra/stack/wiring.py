@@ -22,6 +22,7 @@ from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.scheduling.life import LifeLimits
 from gyre_engine.scheduling.policies import PolicySettings
 from gyre_engine.tasks import Source
+from gyre_engine.training.maskable import why_paths
 from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.replica import Hyper
 from gyre_engine.trees.select import SelectionSettings
@@ -91,6 +92,7 @@ def trainer(launch: Launch, folder: StackFolder, cell: str, holder: str) -> Trai
     return TrainerSettings(
         cell=cell, core=launch.cell(cell).position == 0, holder=holder, model_path=launch.model_path,
         plan=class_plan(config), context=config.model.context, micro_step_tokens=config.batch.micro_step_tokens,
+        trees=not why_paths(config.batch.trees, Path(launch.model_path)),
         temperature=config.sampling.temperature, lease_s=config.cells.lease_s,
         checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
         checkpoint_every=config.run.checkpoint_every, checkpoint_keep=config.run.checkpoint_keep, loss=loss(config),
@@ -104,7 +106,8 @@ def trainer(launch: Launch, folder: StackFolder, cell: str, holder: str) -> Trai
 def replay(config: Config, pinned_hash: str) -> ReplaySettings:
     return ReplaySettings(
         model_path=config.model.path, temperature=config.sampling.temperature, context=config.model.context,
-        micro_step_tokens=config.batch.micro_step_tokens, aggregate=config.loss.aggregate, constant=config.loss.constant,
+        micro_step_tokens=config.batch.micro_step_tokens, trees=not why_paths(config.batch.trees, Path(config.model.path)),
+        aggregate=config.loss.aggregate, constant=config.loss.constant,
         reference=reference(config), config_hash=pinned_hash,
         threads=config.cells.threads, admission=admission(config, pinned_hash), loss=loss(config), hyper=hyper(config),
         mesh=mesh(config),

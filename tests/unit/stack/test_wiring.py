@@ -70,3 +70,12 @@ def test_the_scheduler_moves_no_kv_of_engines_that_have_none_to_give(tmp_path: P
     for engine, kv in given.items():
         assert wiring.scheduler(launched(f"cells.engine='{engine}'", "cells.script='answers.toml'"), "me").kv == kv
     assert wiring.scheduler(launched("cells.engine='sglang'", "cells.engine_kv='hicache'"), "me").kv == "auto"
+
+
+def test_the_core_and_a_replay_of_its_run_pack_alike(tmp_path: Path) -> None:
+    """Trees, or separate paths where the config says so or a layer cannot be masked."""
+    for layers, choice, trees in (("full", "auto", True), ("full", "paths", False), ("linear", "auto", False)):
+        (tmp_path / "config.json").write_text(f'{{"layer_types": ["{layers}_attention"]}}')
+        launch = launched(f"batch.trees={choice}", f"model.path={tmp_path}")
+        core = wiring.trainer(launch, StackFolder(tmp_path), "cell-0", "me")
+        assert core.trees is wiring.replay(launch.settings, "hash").trees is trees
