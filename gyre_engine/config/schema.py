@@ -37,7 +37,7 @@ class ModelConfig:
     path: str = opt("", "Folder with the initial weights in Hugging Face form (config.json, model.safetensors, tokenizer.json).")
     name: str = opt("policy", "The name under which agents ask for the policy.")
     aliases: tuple[str, ...] = opt((), "Further names that mean the policy, e.g. those that a harness insists on.")
-    renderer: str = opt("auto", "Name of the renderer (package `renderers`) that turns messages into token ids.")
+    renderer: str = opt("auto", "The renderer (package `renderers`) that turns messages into token ids, or MODULE:CLASS.")
     context: int = opt(4096, "Longest prompt + output in tokens.")
 
 
@@ -216,6 +216,10 @@ class HarnessConfig:
     command: str = opt("", "For `command`: a line with {base_url}, {api_key}, {model}, {workspace}, {instruction}.")
     system: str = opt("", "For `mini`: the system message; empty: its own.")
     tools: tuple[str, ...] = opt(("write", "bash"), "For `mini`: the tools that it offers.")
+    answer: str = opt(
+        "",
+        "For `mini` and a model that calls no tools: a file that keeps each answer; what `check` says of it but ok is the user's next turn.",
+    )
     check: str = opt("", "For `mini`: a command whose output follows every write, e.g. the visible tests.")
     max_turns: int = opt(50, "Turn budget: model calls of one execution.")
     options: dict[str, str] = opt(

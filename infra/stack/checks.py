@@ -90,10 +90,21 @@ def _broken_files(model: Path) -> Iterator[str]:
 def _renderer(config: Config) -> Iterator[Problem]:
     """`auto` is not looked up here: importing the library takes a second, which a name that was written down alone is worth."""
     name = config.model.renderer
-    if name == "auto" or name in (known := _renderers()):
-        return
-    text = f"model.renderer must be auto or one of the library renderers ({', '.join(known)}); got {name!r}{nearest(name, known)}"
-    yield Problem(text, (("model", "renderer"),))
+    if ":" in name:
+        yield from _own_renderer(name)
+    elif name != "auto" and name not in (known := _renderers()):
+        listed = ", ".join(known)
+        text = f"model.renderer must be auto, MODULE:CLASS or one of the library renderers ({listed}); got {name!r}"
+        yield Problem(f"{text}{nearest(name, known)}", (("model", "renderer"),))
+
+
+def _own_renderer(name: str) -> Iterator[Problem]:
+    from producers.proxy.rendering import UnknownRenderer, config_of
+
+    try:
+        config_of(name)
+    except UnknownRenderer as error:
+        yield Problem(f"model.renderer: {error}", (("model", "renderer"),))
 
 
 def _renderers() -> tuple[str, ...]:

@@ -221,6 +221,7 @@ def harness(config: Config) -> HarnessSettings:
         command=h.command,
         system=h.system,
         tools=h.tools,
+        answer=h.answer,
         check=h.check,
         max_turns=h.max_turns,
         call_limit_s=config.proxy.wait_limit_s + SLACK_S,

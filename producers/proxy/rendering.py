@@ -9,7 +9,9 @@ sampled ids back in place.
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from renderers import create_renderer
-from renderers.configs import config_from_name
+from renderers.configs import CustomRendererConfig, config_from_name
+from renderers.custom import load_custom_renderer
 
 from gyre_engine.events.calls import InputSpan, Provenance
 from gyre_engine.trees.conversation import Author, Message, ToolCall, wire_id
@@ -99,11 +102,24 @@ def renderer_of(folder: Path) -> str:
     return _RENDERERS[kind]
 
 
+def config_of(name: str) -> Any:
+    """The config of a renderer of the library, or of a class of one's own, MODULE:CLASS. Raises UnknownRenderer."""
+    if ":" not in name:
+        return config_from_name(name)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        load_custom_renderer(name)
+    except Exception as error:  # somebody's module: whatever it raises is theirs to see, in one line
+        raise UnknownRenderer(f"{name} is no renderer that can be used: {type(error).__name__}: {error}") from error
+    return CustomRendererConfig(import_path=name)
+
+
 class Rendering:
     """The chat format of one model."""
 
     def __init__(self, tokenizer: ChatTokenizer, renderer_name: str, options: Mapping[str, Any] | None = None) -> None:
-        config = config_from_name(renderer_name)
+        config = config_of(renderer_name)
         if config is not None and options:
             config = type(config).model_validate({**config.model_dump(exclude_unset=True), **options})
         self.tokenizer = tokenizer

@@ -7,7 +7,7 @@ import json
 import py_compile
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gyre_engine.events.executions import Ending, ToolReturned
@@ -44,6 +44,8 @@ class Mini:
         unknown = [name for name in settings.tools if name not in mini_agent.TOOLS]
         if unknown:
             raise HarnessError(f"mini has no tool {unknown[0]!r}: harness.tools may hold {', '.join(mini_agent.TOOLS)}")
+        if settings.answer and (path := PurePosixPath(settings.answer)) and (path.is_absolute() or ".." in path.parts):
+            raise HarnessError(f"harness.answer is {settings.answer!r}: give a file below the workspace, e.g. answer.txt")
         self._settings = settings
 
     def launch(self, task: Task, endpoint: Endpoint, folder: str, workdir: str) -> Launch:
@@ -55,7 +57,8 @@ class Mini:
         of = self._settings
         return {
             "base_url": endpoint.base_url, "socket": endpoint.socket, "model": endpoint.model, "instruction": task.instruction,
-            "system": of.system or _SYSTEM, "tools": list(of.tools), "check": of.check, "check_limit_s": of.check_limit_s,
+            "system": of.system or _SYSTEM, "tools": list(of.tools), "answer": of.answer, "check": of.check,
+            "check_limit_s": of.check_limit_s,
             "check_chars": of.check_chars, "tool_limit_s": of.tool_limit_s, "tool_chars": of.tool_chars,
             "max_turns": of.max_turns, "token_budget": of.token_budget, "patience_s": of.patience_s,
             "call_limit_s": of.call_limit_s,

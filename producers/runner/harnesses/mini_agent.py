@@ -1,4 +1,5 @@
-"""`mini`: the smallest agent that is one. A loop of chat completions and two tools, `write` and `bash`.
+"""`mini`: the smallest agent that is one. A loop of chat completions and two tools, `write` and `bash`; for models that call no
+tools, a file that keeps what they answer.
 
 Runs inside the sandbox as `python3 -I -S mini_agent.pyc CONFIG`. Starting is what costs in short executions, so it imports
 nothing that takes long: `_socket` and `_json` are the C halves of `socket` and `json`, which take 15 ms each to import.
@@ -319,6 +320,16 @@ def answer_calls(config: dict[str, Any], messages: list[Any], calls: list[Any]) 
         say({**record, "failed": failed, "took_us": took})
 
 
+def objection(config: dict[str, Any], message: dict[str, Any]) -> str:
+    """What the check says against an answer, which it finds in `config["answer"]`. Raises End where nothing is said against it."""
+    if not config["answer"]:
+        raise End(COMPLETED)
+    said, _ = write_tool(config, {"path": config["answer"], "content": str(message.get("content") or "")})
+    if said == "ok":
+        raise End(COMPLETED)
+    return said
+
+
 def work(config: dict[str, Any], state: dict[str, int]) -> NoReturn:
     """Ask, do what is asked for, ask again. Raises End."""
     endpoint = Endpoint(config)
@@ -332,9 +343,10 @@ def work(config: dict[str, Any], state: dict[str, int]) -> NoReturn:
         state["tokens"] += int((answer.get("usage") or {}).get("completion_tokens") or 0)
         message = answer["choices"][0]["message"]
         messages.append(message)
-        if not message.get("tool_calls"):
-            raise End(COMPLETED)
-        answer_calls(config, messages, message["tool_calls"])
+        if message.get("tool_calls"):
+            answer_calls(config, messages, message["tool_calls"])
+        else:
+            messages.append({"role": "user", "content": objection(config, message)})
         if state["turns"] >= config["max_turns"]:
             raise End(TURN_BUDGET)
         if 0 < config["token_budget"] <= state["tokens"]:

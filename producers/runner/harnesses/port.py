@@ -31,6 +31,8 @@ class HarnessSettings:
     command: str = ""
     system: str = ""
     tools: tuple[str, ...] = ("write", "bash")
+    answer: str = ""
+    """For `mini`: a file that keeps an answer without tool calls; what `check` says of it but ok is the user's next turn."""
     check: str = ""
     check_limit_s: float = 5.0
     check_chars: int = 400

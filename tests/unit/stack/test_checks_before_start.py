@@ -78,7 +78,7 @@ def test_every_file_that_a_model_lacks_is_named(experiment: Path, tmp_path: Path
 def test_a_renderer_that_is_not_there_is_told_with_the_nearest(experiment: Path, wrong: str, near: str) -> None:
     experiment.write_text(experiment.read_text().replace('path = "model"', f'path = "model"\nrenderer = "{wrong}"', 1))
     [line] = problems(experiment)
-    assert line.startswith(f"config error in {experiment}, line 3: model.renderer must be auto or one of")
+    assert line.startswith(f"config error in {experiment}, line 3: model.renderer must be auto, MODULE:CLASS or one of")
     assert line.endswith(f"got '{wrong}'. Did you mean \"{near}\"?")
 
 
@@ -93,6 +93,23 @@ def test_what_is_code_of_ones_own_is_no_renderer_by_its_name(experiment: Path) -
         config_from_name("custom")
     with pytest.raises(ConfigError, match="got 'custom'"):
         check_before_start(load_config(experiment, ["model.renderer=custom"]))
+
+
+def test_a_renderer_of_ones_own_is_named_by_its_class(experiment: Path) -> None:
+    check_before_start(load_config(experiment, ["model.renderer=examples.smollm2.chat:ChatMl"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such:Chat", "No module named 'no_such'"),
+        ("json:Chat", "has no attribute 'Chat'"),
+        ("json:JSONDecoder", "config_class"),
+    ],
+)
+def test_what_is_wrong_with_a_renderer_of_ones_own_is_told(experiment: Path, name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"model.renderer: {name} is no renderer that can be used: .*{said}"):
+        check_before_start(load_config(experiment, [f"model.renderer={name}"]))
 
 
 def test_every_broken_task_is_told_up_to_a_number(experiment: Path, tmp_path: Path) -> None:
