@@ -88,12 +88,14 @@ class GenerateRequest:
     rid:        names the request for `abort`, and this one only, for good: SGLang aborts a rid again seconds after it has ended
     input_ids:  int32[n], n >= 1
     streamed:   False where nobody waits for parts: they may come together at the end, which costs less
+    routed_from: the experts of the tokens from this position on are asked for, at most len(input_ids); None: they are not
     """
 
     rid: str
     input_ids: Sequence[int]
     params: SamplingParams = SamplingParams()
     streamed: bool = True
+    routed_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Chunk:
     finish_reason:   set on the last chunk, which may be empty
     cached_tokens:   how many input tokens came out of the prefix cache at the start
     weight_spans:    on a last chunk, where the engine gives the versions of the whole answer: they hold, whatever chunks said before
+    routed:          on a last chunk, if asked for: a record (gyre_engine.experts) of the tokens from `routed_from` on, but for the
+                     last one, which nobody computed; also of those whose KV was cached, as far as the engine knows. Empty: none
     """
 
     output_ids: tuple[int, ...]
@@ -122,17 +126,19 @@ class Chunk:
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     weight_spans: tuple[tuple[int, str], ...] = ()
+    routed: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. weight_spans: (first output index, weight version), ascending."""
+    """A whole answer. weight_spans: (first output index, weight version), ascending. routed: as Chunk's."""
 
     output_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     weight_spans: tuple[tuple[int, str], ...] = ()
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    routed: bytes = b""
 
     def plus(self, chunk: Chunk) -> Completion:
         """This answer, and what the next chunk adds."""
@@ -146,6 +152,7 @@ class Completion:
             weight_spans=chunk.weight_spans or spans,
             finish_reason=chunk.finish_reason,
             cached_tokens=chunk.cached_tokens,
+            routed=self.routed or chunk.routed,
         )
 
 

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 import orjson
 
+from gyre_engine.experts import Experts
 from gyre_engine.sampling.http_client import HttpClient, HttpLost
 from gyre_engine.sampling.kv import KvTicket
 from gyre_engine.sampling.port import (
@@ -69,10 +70,12 @@ class SGLangEngine:
     """An InferenceEngine over HTTP. silence: seconds without a byte from a request in flight before it counts as lost.
 
     Engines queue without a sound, so `silence` is long; a server that died closes the connection and is seen at once.
+    experts: the model's, without which SGLang's own record of routed experts is not read (it was started to give it).
     """
 
-    def __init__(self, url: str, *, silence: float = 3600.0) -> None:
+    def __init__(self, url: str, *, silence: float = 3600.0, experts: Experts | None = None) -> None:
         self._url = url
+        self._experts = experts
         self._http = HttpClient(url)
         self._silence = silence
         self._paused = False
@@ -93,7 +96,7 @@ class SGLangEngine:
                     yield chunk
 
     async def _attempt(self, request: GenerateRequest) -> AsyncGenerator[Chunk]:
-        reading = Reading(request.rid)
+        reading = Reading(request, self._experts)
         try:
             async with self._http.post("/generate", _body(request), self._silence) as answer:
                 if answer.status != 200:
@@ -297,9 +300,16 @@ def _body(request: GenerateRequest) -> bytes:
             "sampling_params": _params(request.params),
             "return_logprob": True,
             "stream": request.streamed,
+            **_routing(request),
         },
         option=orjson.OPT_SERIALIZE_NUMPY,
     )
+
+
+def _routing(request: GenerateRequest) -> Json:
+    if request.routed_from is None:
+        return {}
+    return {"return_routed_experts": True, "routed_experts_start_len": request.routed_from}
 
 
 def _params(params: SamplingParams) -> Json:

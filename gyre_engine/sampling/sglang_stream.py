@@ -7,12 +7,19 @@ how many there are in all. What cannot be brought to one id with one log-probabi
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gyre_engine.sampling.port import Chunk, ContextTooLong, EngineFailed, FinishReason, MismatchedOutput
+import numpy as np
+from numpy.typing import NDArray
 
+from gyre_engine.experts import FREE, BadRouting, Experts, Rows
+from gyre_engine.sampling.port import Chunk, ContextTooLong, EngineFailed, FinishReason, GenerateRequest, MismatchedOutput
+
+ROUTED_ROWS = "routed_rows"
+"""Where servers of ours tell the experts, as the port has them."""
 INPUT_TOO_LONG = re.compile(r"\((\d+) tokens?\).*?(?:context|allowed) length \((\d+) tokens?\)", re.DOTALL)
 OUTPUT_TOO_LONG = re.compile(r"maximum context length of (\d+) tokens.*?(\d+) tokens from the input", re.DOTALL)
 
@@ -24,8 +31,9 @@ Span = tuple[int, int, str]
 class Reading:
     """Follows one stream: how many tokens were handed on, and whether it ended."""
 
-    def __init__(self, rid: str) -> None:
-        self._rid = rid
+    def __init__(self, request: GenerateRequest, experts: Experts | None = None) -> None:
+        self._request, self._experts = request, experts
+        self._rid = request.rid
         self._count = 0
         self.ended = False
 
@@ -48,7 +56,22 @@ class Reading:
             # Chunks on the way name the version in use when they were sent; the spans of the end are exact.
             whole = _spans(meta, 0, self._count)
             chunks[-1] = replace(chunks[-1], weight_spans=tuple((first, version) for first, end, version in whole if end > first))
+        if self.ended and self._request.routed_from is not None:
+            chunks[-1] = replace(chunks[-1], routed=self._routed(meta))
         return chunks
+
+    def _routed(self, meta: dict[str, Any]) -> bytes:
+        """Our own servers' record as it is, or SGLang's: numbers of every layer, of those without experts too."""
+        if ours := meta.get(ROUTED_ROWS):
+            return b64decode(ours)
+        theirs = b64decode(meta.get("routed_experts") or "")
+        if self._experts is None or not theirs:
+            return b""
+        computed = len(self._request.input_ids) + self._count - 1 - (self._request.routed_from or 0)
+        try:
+            return routed_of_all_layers(np.frombuffer(theirs, dtype="<i4"), self._experts, computed).tobytes()
+        except BadRouting as error:
+            raise EngineFailed(f"request {self._rid}: {error}") from error
 
     def _new(self, ids: list[int], triples: Triples, total: int | None) -> tuple[list[int], Triples]:
         """The new part of both lists. Triples name the id they are about, so that they can be checked against the ids."""
@@ -76,6 +99,21 @@ class Reading:
             refused = too_long(str(finish.get("message")))
             raise refused or EngineFailed(f"request {self._rid}: the engine gave up: {finish}: ask another one")
         return FinishReason(kind)
+
+
+def routed_of_all_layers(numbers: NDArray[np.int32], experts: Experts, tokens: int) -> Rows:
+    """SGLang's int32[tokens, all layers, chosen] as a record. It holds zeros where nothing was computed, as for KV from elsewhere: a
+    token that an expert would serve twice is unknown. Raises BadRouting where it is of another size.
+    """
+    layers = len(numbers) // max(1, tokens * experts.chosen)
+    if tokens < 1 or layers <= experts.layers[-1] or len(numbers) != tokens * layers * experts.chosen:
+        raise BadRouting(
+            f"the engine gave {len(numbers)} experts for {tokens} tokens of {experts.chosen} in each layer: does it run another model?"
+        )
+    routed = numbers.reshape(tokens, layers, experts.chosen)[:, list(experts.layers)].astype(np.int64)
+    ordered = np.sort(routed, axis=2)
+    routed[np.any(ordered[:, :, 1:] == ordered[:, :, :-1], axis=(1, 2))] = FREE
+    return experts.rows(routed)
 
 
 def too_long(text: str) -> ContextTooLong | None:

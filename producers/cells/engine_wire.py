@@ -5,6 +5,7 @@ Streamed chunks are incremental, as SGLang's are with `--incremental-streaming-o
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
@@ -22,6 +23,7 @@ from gyre_engine.sampling.port import (
     WeightsUnreadable,
 )
 from gyre_engine.sampling.rids import END_OF_RID
+from gyre_engine.sampling.sglang_stream import ROUTED_ROWS
 
 Json = dict[str, Any]
 
@@ -34,7 +36,8 @@ def parse_generate(body: Mapping[str, Any]) -> GenerateRequest:
     if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
         raise ValueError("`input_ids` must be a non-empty list of token ids: this engine takes no text and no batches")
     params = parse_params(body.get("sampling_params") or {})
-    return GenerateRequest(parse_rid(body) or uuid4().hex, ids, params, streamed=bool(body.get("stream")))
+    routed_from = int(body.get("routed_experts_start_len") or 0) if body.get("return_routed_experts") else None
+    return GenerateRequest(parse_rid(body) or uuid4().hex, ids, params, bool(body.get("stream")), routed_from)
 
 
 def parse_rid(body: Mapping[str, Any]) -> str:
@@ -77,6 +80,7 @@ def render_answer(request: GenerateRequest, part: Completion | Chunk, so_far: Co
             "finish_reason": render_finish(request, part),
             "weight_version": versions[-1][1] if versions else None,
             "weight_versions": render_spans(so_far),
+            **({ROUTED_ROWS: b64encode(part.routed).decode()} if part.routed else {}),
         },
     }
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from gyre_engine.experts import NO_ROWS, Rows, unknown
 from gyre_engine.sampling.kv import KvPages
 from gyre_engine.sampling.native.model import Model
 from gyre_engine.sampling.native.prefix import PrefixCache
@@ -62,6 +63,7 @@ class Batcher:
         self.running: list[Sequence] = []
         self._plan: tuple[Plan, np.ndarray[tuple[int], np.dtype[np.uint64]]] | None = None
         self._generated = self._prefilled = self._hits = 0
+        self._width = shape.experts.width if shape.experts else 0
         self._prefills: deque[tuple[int, int, int]] = deque(maxlen=PREFILLS)
 
     @property
@@ -76,6 +78,7 @@ class Batcher:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a request."""
+        sequence.width = self._width
         self.waiting.append(sequence)
 
     def step(self) -> None:
@@ -127,15 +130,16 @@ class Batcher:
         before are not scored.
         """
         slot, reuse = Slots(self.shape, 1, len(ids)), max(0, min(reuse, len(ids) - 1))
-        begin = self.cache.fill(ids[:reuse], slot.of(0))
+        rows = unknown(len(ids), self._width)
+        begin = self.cache.fill(ids[:reuse], slot.of(0), rows)
         scores: list[float] = []
         for start in range(begin, len(ids) - 1, self.limits.prefill_chunk):
             end = min(start + self.limits.prefill_chunk, len(ids) - 1)
-            hidden = self._compute(ids, start, end, slot, 0)
+            hidden, rows[start:end] = self._compute(ids, start, end, slot, 0)
             logprobs = self.model.logits(hidden).log_softmax(dim=-1)
             scores += logprobs.gather(1, torch.tensor(ids[start + 1 : end + 1])[:, None])[:, 0].tolist()
         if reuse:
-            self._store(ids[:reuse], slot.of(0))
+            self._store(ids[:reuse], slot.of(0), rows)
         return scores
 
     def export(self, ids: list[int]) -> KvPages:
@@ -185,7 +189,8 @@ class Batcher:
             end = min(sequence.computed + budget, len(sequence.ids) - 1)
             if end > sequence.computed:
                 began = time.monotonic()
-                self._compute(sequence.ids, sequence.computed, end, self.slots, len(self.running))
+                _, rows = self._compute(sequence.ids, sequence.computed, end, self.slots, len(self.running))
+                sequence.note(sequence.computed, rows)
                 sequence.prefill_s += time.monotonic() - began
             budget -= end - sequence.computed
             self._prefilled += end - sequence.computed
@@ -210,7 +215,9 @@ class Batcher:
         if self.running and self._live() + need > self.limits.kv_capacity:
             return False
         self.prefilling = self.waiting.popleft()
-        hit = self.cache.fill(sequence.ids[:-1], self.slots.of(len(self.running)))
+        rows = unknown(len(sequence.ids), self._width)
+        hit = self.cache.fill(sequence.ids[:-1], self.slots.of(len(self.running)), rows)
+        sequence.note(0, rows[:hit])
         sequence.computed = sequence.prefill_from = hit
         sequence.prefill_s = 0.0
         if sequence.cached_tokens is None:
@@ -233,7 +240,7 @@ class Batcher:
         sequence.computed = 0
         self.waiting.appendleft(sequence)
 
-    def _compute(self, ids: list[int], start: int, end: int, slots: Slots, slot: int) -> torch.Tensor:
+    def _compute(self, ids: list[int], start: int, end: int, slots: Slots, slot: int) -> tuple[torch.Tensor, Rows]:
         tokens = torch.tensor(ids[start:end])
         return self.model.hidden(tokens, torch.arange(start, end), slots.prefill(slot, start, end))
 
@@ -241,7 +248,9 @@ class Batcher:
         running = self.running
         tokens = torch.tensor([sequence.ids[-1] for sequence in running])
         lengths = torch.tensor([len(sequence.ids) - 1 for sequence in running])
-        hidden = self.model.hidden(tokens, lengths, self.slots.decode(lengths))
+        hidden, rows = self.model.hidden(tokens, lengths, self.slots.decode(lengths))
+        for number, sequence in enumerate(running if self._width else ()):
+            sequence.note(sequence.computed, rows[number : number + 1])
         plan, keys = self._plan_of_running()
         indices = np.array([sequence.sampled for sequence in running], dtype=np.uint64)
         ids, logprobs = sample(self.model.logits(hidden), plan, torch.from_numpy(uniforms(keys, indices)))
@@ -279,7 +288,7 @@ class Batcher:
         self._plan = None
 
     def _keep(self, sequence: Sequence, slot: int) -> None:
-        self._store(sequence.ids[: sequence.computed], self.slots.of(slot))
+        self._store(sequence.ids[: sequence.computed], self.slots.of(slot), sequence.rows)
 
-    def _store(self, ids: list[int], of: torch.Tensor) -> None:
-        self.cache.store(ids, of, max(0, self.limits.kv_capacity - self._live()))
+    def _store(self, ids: list[int], of: torch.Tensor, rows: Rows = NO_ROWS) -> None:
+        self.cache.store(ids, of, max(0, self.limits.kv_capacity - self._live()), rows)

@@ -60,7 +60,7 @@ class _Letter:
 
 
 class NativeEngine:
-    """An InferenceEngine over a Hugging Face folder (Qwen3, Qwen2 or Llama), in fp32 on one CPU thread.
+    """An InferenceEngine over a Hugging Face folder (Qwen3, Qwen3-MoE, Qwen2 or Llama), in fp32 on one CPU thread.
 
     max_context is the model's own where not given; KV memory is touched as it is used, up to twice kv_capacity tokens.
     keep_kv: KV outlives the weights that computed it (`kv.across_versions`).
@@ -195,6 +195,7 @@ class NativeEngine:
             key=request_key(request.params.seed, request.rid),
             limit=self._limits.longest,
             streamed=request.streamed,
+            routed_from=request.routed_from,
             deliver=lambda chunk: self._outbox.append((stream, chunk)),
         )
 

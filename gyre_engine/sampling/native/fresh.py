@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 
 from gyre_engine.sampling.native.shape import ModelShape
 
+_CLASSES = {"qwen3_moe": "Qwen3MoeForCausalLM"}
+
 QUICKSTART = ModelShape(
     architecture="qwen3",
     vocab=648,
@@ -45,7 +47,7 @@ def write_fresh_model(folder: Path, shape: ModelShape, *, seed: int, spread: flo
 def config_of(shape: ModelShape) -> dict[str, object]:
     """What transformers and SGLang need to build the same model."""
     return {
-        "architectures": [f"{shape.architecture.capitalize()}ForCausalLM"],
+        "architectures": [_CLASSES.get(shape.architecture, f"{shape.architecture.capitalize()}ForCausalLM")],
         "model_type": shape.architecture,
         "vocab_size": shape.vocab,
         "hidden_size": shape.hidden,
@@ -62,6 +64,22 @@ def config_of(shape: ModelShape) -> dict[str, object]:
         "attention_bias": shape.qkv_bias,
         "hidden_act": "silu",
         "dtype": "float32",
+        **_config_of(shape),
+    }
+
+
+def _config_of(shape: ModelShape) -> dict[str, object]:
+    """What a mixture of experts needs besides."""
+    experts = shape.experts
+    if experts is None:
+        return {}
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.chosen,
+        "moe_intermediate_size": experts.ffn,
+        "norm_topk_prob": experts.normed,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [layer for layer in range(shape.layers) if layer not in experts.layers],
     }
 
 
@@ -69,14 +87,14 @@ def _sizes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and sizes as Hugging Face has them."""
     yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
     for layer in range(shape.layers):
-        for name, size in _layer_sizes(shape):
+        for name, size in _layer_sizes(shape, layer):
             yield f"model.layers.{layer}.{name}", size
     yield "model.norm.weight", (shape.hidden,)
     if not shape.tied:
         yield "lm_head.weight", (shape.vocab, shape.hidden)
 
 
-def _layer_sizes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _layer_sizes(shape: ModelShape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     rows = {"q": shape.heads * shape.head_dim, "k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim}
     for name, count in rows.items():
         yield f"self_attn.{name}_proj.weight", (count, shape.hidden)
@@ -86,8 +104,17 @@ def _layer_sizes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "self_attn.q_norm.weight", (shape.head_dim,)
         yield "self_attn.k_norm.weight", (shape.head_dim,)
     yield "self_attn.o_proj.weight", (shape.hidden, rows["q"])
-    yield "mlp.gate_proj.weight", (shape.ffn, shape.hidden)
-    yield "mlp.up_proj.weight", (shape.ffn, shape.hidden)
-    yield "mlp.down_proj.weight", (shape.hidden, shape.ffn)
+    yield from _feed_forward_sizes(shape, layer)
     yield "input_layernorm.weight", (shape.hidden,)
     yield "post_attention_layernorm.weight", (shape.hidden,)
+
+
+def _feed_forward_sizes(shape: ModelShape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    experts = shape.experts if shape.experts and layer in shape.experts.layers else None
+    if experts:
+        yield "mlp.gate.weight", (experts.count, shape.hidden)
+    ffn = experts.ffn if experts else shape.ffn
+    for name in [f"experts.{e}." for e in range(experts.count)] if experts else [""]:
+        yield f"mlp.{name}gate_proj.weight", (ffn, shape.hidden)
+        yield f"mlp.{name}up_proj.weight", (ffn, shape.hidden)
+        yield f"mlp.{name}down_proj.weight", (shape.hidden, ffn)

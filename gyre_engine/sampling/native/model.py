@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gyre_engine.experts import Experts, Rows, unknown
 from gyre_engine.sampling.native.shape import ModelShape
 from gyre_engine.sampling.native.weights import LayerWeights, Weights
 
@@ -23,15 +25,15 @@ class Model:
         self.weights = weights
         self._cos_PD, self._sin_PD = _rope_tables(shape, max_context)
 
-    def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """The final hidden states [N, E], normed."""
+    def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> tuple[Tensor, Rows]:
+        """The final hidden states [N, E], normed; a record of the experts that the tokens were routed to, if the model has any."""
         cos_N1D = self._cos_PD[positions_N].unsqueeze(1)
         sin_N1D = self._sin_PD[positions_N].unsqueeze(1)
-        x_NE = self.weights.embedding[ids_N]
+        x_NE, routed = self.weights.embedding[ids_N], list[Tensor]()
         for number, layer in enumerate(self.weights.layers):
             x_NE = x_NE + self._attention(number, layer, x_NE, cos_N1D, sin_N1D, attend)
-            x_NE = x_NE + self._feed_forward(layer, x_NE)
-        return self._norm(x_NE, self.weights.norm)
+            x_NE = x_NE + self._feed_forward(layer, self._norm(x_NE, layer.ffn_norm), routed)
+        return self._norm(x_NE, self.weights.norm), self._rows(routed, len(ids_N))
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """[N, V]"""
@@ -50,9 +52,33 @@ class Model:
         qk_NHD = _rotate(qk_NHD, cos, sin)
         return F.linear(attend(number, qk_NHD[:, :heads], qk_NHD[:, heads:], value), layer.out)
 
-    def _feed_forward(self, layer: LayerWeights, x_NE: Tensor) -> Tensor:
-        gate, up = F.linear(self._norm(x_NE, layer.ffn_norm), layer.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, layer.down)
+    def _feed_forward(self, layer: LayerWeights, x_NE: Tensor, routed: list[Tensor]) -> Tensor:
+        if layer.router is None or self.shape.experts is None:
+            return _gated(x_NE, layer.gate_up, layer.down)
+        chosen_NK, weights_NK = _route(F.linear(x_NE, layer.router), self.shape.experts)
+        routed.append(chosen_NK)
+        y_NE = torch.zeros_like(x_NE)
+        for expert in torch.unique(chosen_NK).tolist():
+            rows, places = torch.where(chosen_NK == expert)
+            answer = _gated(x_NE[rows], layer.gate_up[expert], layer.down[expert])
+            y_NE.index_add_(0, rows, answer * weights_NK[rows, places, None])
+        return y_NE
+
+    def _rows(self, routed: list[Tensor], tokens: int) -> Rows:
+        if self.shape.experts is None:
+            return unknown(tokens, 0)
+        return self.shape.experts.rows(np.stack([chosen.numpy() for chosen in routed], axis=1))
+
+
+def _gated(x_NE: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    gate, up = F.linear(x_NE, gate_up).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, down)
+
+
+def _route(logits: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
+    """The likeliest experts of each token, int64[N, chosen], and what their answers count."""
+    weights, chosen = logits.softmax(dim=-1).topk(experts.chosen, dim=-1)
+    return chosen, weights / weights.sum(dim=-1, keepdim=True) if experts.normed else weights
 
 
 def _rotate(x_NHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -10,9 +10,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from gyre_engine.experts import NO_ROWS, UNKNOWN, Rows
 from gyre_engine.sampling.native.shape import ModelShape
 
 BLOCK = 16
@@ -31,11 +33,15 @@ class Block:
 
 
 class PrefixCache:
-    """pool: float32[blocks, layers, 2, kv_heads, 16, head_dim], used only where tokens were stored."""
+    """pool: float32[blocks, layers, 2, kv_heads, 16, head_dim], used only where tokens were stored.
+
+    rows: uint8[blocks, 16, width], the experts of the same tokens, where the model has any
+    """
 
     def __init__(self, shape: ModelShape, capacity_tokens: int) -> None:
         blocks = max(1, capacity_tokens // BLOCK)
         self.pool = torch.empty(blocks, shape.layers, 2, shape.kv_heads, BLOCK, shape.head_dim)
+        self.rows = np.empty((blocks, BLOCK, shape.experts.width if shape.experts else 0), dtype=np.uint8)
         self.clear()
 
     def clear(self) -> None:
@@ -45,18 +51,22 @@ class PrefixCache:
         self._recent: OrderedDict[Block, None] = OrderedDict()
         self.tokens = 0
 
-    def fill(self, ids: Sequence[int], into: Tensor) -> int:
-        """Copy the KV of the longest stored prefix of `ids` to a slot's view (Slots.of); how many tokens that is."""
+    def fill(self, ids: Sequence[int], into: Tensor, rows: Rows = NO_ROWS) -> int:
+        """Copy the KV of the longest stored prefix of `ids` to a slot's view (Slots.of), and their experts to `rows` where it has room
+        for them; how many tokens that is."""
         path, length = self._match(ids)
         self._touch(path)
         if length:
             blocks = self.pool[[block.index for block in path]]
             _, layers, two, heads, _, dim = blocks.shape
             into[:, :, :, :length] = blocks.permute(1, 2, 3, 0, 4, 5).reshape(layers, two, heads, -1, dim)[:, :, :, :length]
+            if rows.size:
+                rows[:length] = self.rows[[block.index for block in path]].reshape(-1, rows.shape[1])[:length]
         return length
 
-    def store(self, ids: Sequence[int], of: Tensor, room: int) -> None:
-        """Keep the KV of `ids`, which a slot's view holds; at most `room` tokens are kept in all."""
+    def store(self, ids: Sequence[int], of: Tensor, room: int, rows: Rows = NO_ROWS) -> None:
+        """Keep the KV of `ids`, which a slot's view holds, and their experts (no rows: not known); at most `room` tokens are kept in
+        all."""
         path, start = self._whole_blocks(ids)
         self._touch(path)
         parent, added = (path[-1] if path else self._root), list[Block]()
@@ -68,6 +78,7 @@ class PrefixCache:
             parent = block
         self._touch([*path, *added])
         self._copy_in(added, start, of)
+        self._note(added, start, rows)
         self.shrink(room)
 
     def shrink(self, room: int) -> None:
@@ -85,6 +96,13 @@ class PrefixCache:
         for tail in blocks[len(whole) :]:
             stop = start + len(whole) * BLOCK
             self.pool[tail.index, :, :, :, : len(tail.tokens)] = of[:, :, :, stop : stop + len(tail.tokens)]
+
+    def _note(self, blocks: list[Block], start: int, rows: Rows) -> None:
+        if not self.rows.shape[2]:
+            return
+        for number, block in enumerate(blocks):
+            at = start + number * BLOCK
+            self.rows[block.index, : len(block.tokens)] = rows[at : at + len(block.tokens)] if rows.size else UNKNOWN
 
     def _match(self, ids: Sequence[int]) -> tuple[list[Block], int]:
         """The longest stored prefix: its blocks, of which the last may match in part, and its length."""

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gyre_engine.experts import Experts
 from gyre_engine.sampling.port import UnknownModel
 
-ARCHITECTURES = ("qwen3", "qwen2", "llama")
+ARCHITECTURES = ("qwen3", "qwen3_moe", "qwen2", "llama")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes and switches of a decoder with grouped queries, RoPE, RMS norms and a gated feed-forward."""
+    """Sizes and switches of a decoder with grouped queries, RoPE, RMS norms and a gated feed-forward (ffn: where it has no experts)."""
 
     architecture: str
     vocab: int
@@ -30,6 +31,7 @@ class ModelShape:
     tied: bool
     qk_norm: bool
     qkv_bias: bool
+    experts: Experts | None = None
 
     @property
     def group(self) -> int:
@@ -67,9 +69,17 @@ def shape_of(config: dict[str, Any], path: Path) -> ModelShape:
         rope_theta=_rope(config).get("rope_theta") or config.get("rope_theta", 10000.0),
         max_context=config.get("max_position_embeddings", 2048),
         tied=config.get("tie_word_embeddings", False),
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture in ("qwen3", "qwen3_moe"),
         qkv_bias=config.get("attention_bias", architecture == "qwen2"),
+        experts=_experts(config, path),
     )
+
+
+def _experts(config: dict[str, Any], path: Path) -> Experts | None:
+    try:
+        return Experts.of_config(config)
+    except (KeyError, ValueError) as error:
+        raise UnknownModel(f"{path}: a mixture of experts that cannot be read: {error}") from error
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ class LayerWeights:
     """One layer. Matrices are [out, in], query, key and value stacked in this order, gate above up.
 
     qk_norm: [heads + kv_heads, head_dim], each head's norm weight, or None
+    router:  [experts, hidden], or None; with it gate_up and down are [experts, out, in]
     """
 
     attention_norm: Tensor
@@ -29,6 +30,7 @@ class LayerWeights:
     ffn_norm: Tensor
     gate_up: Tensor
     down: Tensor
+    router: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def read_weights(folder: Path, shape: ModelShape) -> Weights:
     embedding = named.take("model.embed_tokens.weight", shape.vocab, shape.hidden)
     return Weights(
         embedding=embedding,
-        layers=tuple(_layer(named, f"model.layers.{i}.", shape) for i in range(shape.layers)),
+        layers=tuple(_layer(named, i, shape) for i in range(shape.layers)),
         norm=named.take("model.norm.weight", shape.hidden),
         head=embedding if shape.tied else named.take("lm_head.weight", shape.vocab, shape.hidden),
     )
@@ -81,12 +83,12 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         raise WeightsUnreadable(f"the weights in {folder} cannot be read: {error}") from error
 
 
-def _layer(named: _Named, at: str, shape: ModelShape) -> LayerWeights:
-    hidden, ffn, dim = shape.hidden, shape.ffn, shape.head_dim
+def _layer(named: _Named, number: int, shape: ModelShape) -> LayerWeights:
+    at, hidden, dim = f"model.layers.{number}.", shape.hidden, shape.head_dim
     rows = {"q": shape.heads * dim, "k": shape.kv_heads * dim, "v": shape.kv_heads * dim}
     qkv = [named.take(f"{at}self_attn.{x}_proj.weight", n, hidden) for x, n in rows.items()]
     bias = [named.take(f"{at}self_attn.{x}_proj.bias", n) for x, n in rows.items()] if shape.qkv_bias else None
-    gate_up = [named.take(f"{at}mlp.{x}_proj.weight", ffn, hidden) for x in ("gate", "up")]
+    gate_up, down, router = _feed_forward(named, number, shape)
     return LayerWeights(
         attention_norm=named.take(f"{at}input_layernorm.weight", hidden),
         qkv=torch.cat(qkv),
@@ -94,9 +96,25 @@ def _layer(named: _Named, at: str, shape: ModelShape) -> LayerWeights:
         qk_norm=_qk_norm(named, at, shape) if shape.qk_norm else None,
         out=named.take(f"{at}self_attn.o_proj.weight", hidden, shape.heads * dim),
         ffn_norm=named.take(f"{at}post_attention_layernorm.weight", hidden),
-        gate_up=torch.cat(gate_up),
-        down=named.take(f"{at}mlp.down_proj.weight", hidden, ffn),
+        gate_up=gate_up,
+        down=down,
+        router=router,
     )
+
+
+def _feed_forward(named: _Named, number: int, shape: ModelShape) -> tuple[Tensor, Tensor, Tensor | None]:
+    """gate_up, down and router."""
+    at, experts = f"model.layers.{number}.mlp.", shape.experts
+    if experts is None or number not in experts.layers:
+        return *_gated(named, at, shape.hidden, shape.ffn), None
+    every = [_gated(named, f"{at}experts.{e}.", shape.hidden, experts.ffn) for e in range(experts.count)]
+    router = named.take(f"{at}gate.weight", experts.count, shape.hidden)
+    return torch.stack([gate_up for gate_up, _ in every]), torch.stack([down for _, down in every]), router
+
+
+def _gated(named: _Named, at: str, hidden: int, ffn: int) -> tuple[Tensor, Tensor]:
+    gate_up = [named.take(f"{at}{x}_proj.weight", ffn, hidden) for x in ("gate", "up")]
+    return torch.cat(gate_up), named.take(f"{at}down_proj.weight", hidden, ffn)
 
 
 def _qk_norm(named: _Named, at: str, shape: ModelShape) -> Tensor:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre_engine.sampling import Chunk, Completion, FinishReason, MismatchedOutput
-from gyre_engine.sampling.port import EngineFailed
-from gyre_engine.sampling.sglang_stream import Reading
+from gyre_engine.experts import BadRouting, Experts
+from gyre_engine.sampling.port import EngineFailed, GenerateRequest
+from gyre_engine.sampling.sglang_stream import Reading, routed_of_all_layers
 
 IDS = [11, 12, 13, 14, 15, 16]
+REQUEST = GenerateRequest("r", [1, 2, 3])
 
 
 def triples(ids: list[int]) -> list[list[Any]]:
@@ -27,7 +31,7 @@ def event(ids: list[int] | None, logprobs: list[int] | None, finish: dict[str, A
 
 
 def read(*events: dict[str, Any]) -> Completion:
-    reading, answer = Reading("r"), Completion()
+    reading, answer = Reading(REQUEST), Completion()
     for one in events:
         for chunk in reading.chunks(one):
             answer = answer.plus(chunk)
@@ -82,7 +86,7 @@ def test_spans_are_cut_where_the_version_changes() -> None:
     """C30: 57 tokens of v7, the rest of v8, in one whole answer."""
     ids = list(range(128))
     spans = [{"version": "v7", "start": 0, "end": 57}, {"version": "v8", "start": 57, "end": 128}]
-    chunks = Reading("r").chunks(event(ids, ids, STOP, completion_tokens=128, weight_versions=spans))
+    chunks = Reading(REQUEST).chunks(event(ids, ids, STOP, completion_tokens=128, weight_versions=spans))
     assert [(len(chunk.output_ids), chunk.weight_version, chunk.finish_reason) for chunk in chunks] == [
         (57, "v7", None),
         (71, "v8", FinishReason.STOP),
@@ -117,5 +121,29 @@ def test_every_form_of_a_stream_gives_every_token_once(sizes: list[int], forms: 
 
 
 def test_a_chunk_without_news_says_nothing() -> None:
-    assert Reading("r").chunks(event([], [], completion_tokens=0)) == []
-    assert Reading("r").chunks(event([5], [5], completion_tokens=1)) == [Chunk((5,), (-0.5,), "v1")]
+    assert Reading(REQUEST).chunks(event([], [], completion_tokens=0)) == []
+    assert Reading(REQUEST).chunks(event([5], [5], completion_tokens=1)) == [Chunk((5,), (-0.5,), "v1")]
+
+
+EXPERTS = Experts(count=300, chosen=2, ffn=8, normed=True, layers=(0, 2))
+
+
+def test_sglangs_record_of_all_layers_becomes_rows_of_those_with_experts() -> None:
+    """int32[tokens, all layers, chosen] in base64, of the tokens from the asked position on but for the last, as its
+    `_maybe_collect_routed_experts` gathers it; 300 experts take two bytes each."""
+    told = np.array([[[1, 2], [0, 0], [299, 4]], [[5, 6], [0, 0], [7, 8]], [[0, 0], [0, 0], [0, 0]]], dtype="<i4")
+    request = GenerateRequest("r", [1, 2, 3], routed_from=1)
+    end = event([9, 16], [9, 16], STOP, completion_tokens=2, routed_experts=b64encode(told.tobytes()).decode())
+    [chunk] = Reading(request, EXPERTS).chunks(end)
+    assert chunk.routed == bytes([1, 0, 2, 0, 43, 1, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0]) + b"\xff" * 8
+
+
+def test_a_record_that_nobody_asked_for_or_could_read_is_left() -> None:
+    end = event([16], [16], STOP, completion_tokens=1, routed_experts=b64encode(bytes(24)).decode())
+    assert Reading(REQUEST, EXPERTS).chunks(end)[0].routed == b""
+    assert Reading(GenerateRequest("r", [1, 2, 3], routed_from=0)).chunks(end)[0].routed == b""
+
+
+def test_a_record_of_another_size_is_refused() -> None:
+    with pytest.raises(BadRouting, match="12 experts for 3 tokens of 2 in each layer"):
+        routed_of_all_layers(np.arange(12, dtype=np.int32), EXPERTS, 3)
