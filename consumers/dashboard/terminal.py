@@ -101,7 +101,8 @@ def one_line(view: RunView) -> str:
     roles = " ".join(f"{cell.cell}:{'?' if view.fleet.lost(cell.cell) else cell.role.value[0]}" for cell in in_order(view.fleet))
     reward = f"{view.committed[-1].reward_mean:.3f}" if view.committed else "-"
     level = view.water.level if view.water else 0
-    return f"step {view.step}/{view.steps}  reward {reward}  water level {level}  {roles}  switches {view.switches}"
+    skipped = f"  skipped steps {view.skipped}" if view.skipped else ""
+    return f"step {view.step}/{view.steps}  reward {reward}  water level {level}  {roles}  switches {view.switches}{skipped}"
 
 
 def final_table(view: RunView, console: Console, seconds: float) -> None:
@@ -110,7 +111,9 @@ def final_table(view: RunView, console: Console, seconds: float) -> None:
     for report in view.evaluations:
         interval = f"{report.mean:.3f}  [{report.low:.3f}, {report.high:.3f}]  ({report.episodes} episodes)"
         table.add_row(f"reward on {report.split}, version {report.version}", interval)
-    table.add_row("steps", str(view.step))
+    table.add_row(
+        "steps", f"{view.step}, {view.skipped} of them skipped (no finite gradient)" if view.skipped else str(view.step)
+    )
     table.add_row("executions", f"{view.dispatched} dispatched, {view.finished} finished, {view.discarded} discarded")
     table.add_row("tokens", f"{view.sampled.tokens:,} sampled, {view.trained_tokens:,} trained")
     table.add_row("role switches", str(view.switches))

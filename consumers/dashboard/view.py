@@ -82,6 +82,11 @@ class RunView:
         return self.committed[-1].step if self.committed else 0
 
     @property
+    def skipped(self) -> int:
+        """Steps that were committed with unchanged weights, because their gradient was not finite."""
+        return sum("skipped" in c.metrics for c in self.committed)
+
+    @property
     def over(self) -> bool:
         """All steps are committed."""
         return self.step >= self.steps

@@ -42,6 +42,7 @@ class ReplaySettings:
     loss: LossConfig = field(default_factory=LossConfig)
     hyper: Hyper = field(default_factory=Hyper)
     mesh: Mesh = ONE
+    dtype: str = "float32"
     """That of the run's cells: sums over other ranks round differently."""
     constant: int = 0
     """For the aggregate of that name."""
@@ -89,7 +90,8 @@ class _Trainer:
 
         model = Path(settings.model_path)
         self._settings = settings
-        self._replica = open_replica(model, ReplicaOptions(temperature=settings.temperature), settings.mesh)
+        options = ReplicaOptions(temperature=settings.temperature, dtype=settings.dtype)
+        self._replica = open_replica(model, options, settings.mesh)
         self._replica.load(model, 0)
         self._optimizer = AdamW(self._replica.parameters)
         names = history.needed_micro_steps()

@@ -12,6 +12,7 @@ from gyre_engine.batching.step_inputs import packed
 from gyre_engine.events import Recorded
 from gyre_engine.events.bursts import BeginBurst
 from gyre_engine.events.cells import CellRole, CellStarted, LifeChanged, RoleChanged, SchedulerElected, SwitchRole
+from gyre_engine.events.executions import Dispatched
 from gyre_engine.events.training import (
     Claimed,
     MemberJoined,
@@ -19,6 +20,7 @@ from gyre_engine.events.training import (
     Published,
     Sealed,
     StepCommitted,
+    StepRefused,
 )
 from gyre_engine.scheduling import bursts
 from gyre_engine.scheduling.bursts import Bursts
@@ -47,6 +49,11 @@ class Board:
     backlog: Backlog = field(default_factory=Backlog)
     progress: dict[str, int] = field(default_factory=dict)
     """Ledger events seen a cell: what a lease watches."""
+    dispatched: int = 0
+    """Groups of training dispatched so far, the core's alone; `drawn`: tasks drawn for them."""
+    drawn: int = 0
+    refused: list[StepRefused] = field(default_factory=list)
+    """Of the step that is open or comes next."""
     _steps: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -65,6 +72,9 @@ class Board:
                 self.fleet = observe(self.fleet, event)
             case SchedulerElected() | SwitchRole() | BeginBurst() as event:
                 self.bursts = bursts.observe(self.bursts, event)
+            case Dispatched(evaluation=None) as event:
+                self.dispatched = max(self.dispatched, event.group_number + 1)
+                self.drawn = max(self.drawn, event.draw + 1)
             case _ if record.topic == "training":
                 self.position = record.offset
                 self._ledger(record)
@@ -77,11 +87,14 @@ class Board:
                 self.progress[event.cell] = self.progress.get(event.cell, 0) + 1
             case StepCommitted() if self.ledger.committed is event:
                 self._committed(event.step, consumed(before, self.ledger))
+            case StepRefused() if event.step == self.ledger.step + 1:
+                self.refused.append(event)
             case Published() if event.core_epoch == self.ledger.core_epoch:
                 self.published = {v: p for v, p in self.published.items() if v > event.version - 2}
                 self.published[event.version] = event
 
     def _committed(self, step: int, groups: tuple[str, ...]) -> None:
         self.backlog.consume(groups)
+        self.refused.clear()
         self._steps = {name: of for name, of in self._steps.items() if of > step}
         self.packs = {name: pack for name, pack in self.packs.items() if name in self._steps}

@@ -1,13 +1,14 @@
 """The core: opens steps, fetches and merges sealed gradients, commits, publishes, checkpoints.
 
 reads     the board (training, commands, trajectories, executions, model-calls)
-writes    micro-steps; training: step-opened, member-released, step-committed, published, checkpointed, waiting
+writes    micro-steps; training: step-opened, member-released, step-refused, step-committed, published, checkpointed, waiting
 promises  a step opens only with its whole batch, and in a burst that the scheduler let begin; its order is logged before anybody
           computes; only a committed version is published, from an immutable buffer; whatever it waits for is named on the ledger
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -19,18 +20,21 @@ from consumers.trainer.member import StepMember
 from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher
 from consumers.trainer.recovery import Recovered
+from consumers.trainer.refusal import in_words, require_not_refused
 from consumers.trainer.settings import TrainerSettings
 from consumers.trainer.stopwatch import Stopwatch
 from gyre_engine.batching.step_inputs import StepInputs, missing_calls, probe, step_inputs
 from gyre_engine.events.cells import CellRole
-from gyre_engine.events.training import MemberReleased, Sealed, StepCommitted, StepOpened, Waiting
+from gyre_engine.events.training import MemberReleased, Sealed, StepCommitted, StepOpened, StepRefused, Waiting
 from gyre_engine.log.election import Deposed
 from gyre_engine.scheduling.classes import missing_groups, next_groups
 from gyre_engine.training.ledger import OpenStep
 from gyre_engine.training.merge import buffer_hash, merge, update
-from gyre_engine.training.replica import Optimizer, TrainingError, UpdateMetrics
+from gyre_engine.training.replica import NonFiniteGradient, Optimizer, TrainingError, UpdateMetrics
 from gyre_engine.training.sums import step_totals
 from gyre_engine.transfer import Descriptor, IntegrityError, PeerLost, Region, Transfer, WrongKey
+
+logger = logging.getLogger(__name__)
 
 Buffer = NDArray[np.float32]
 
@@ -111,6 +115,7 @@ class Core:
 
     def _open(self) -> bool:
         board, settings = self._board, self._settings
+        require_not_refused(board.refused)
         backlog = board.backlog
         groups = next_groups(backlog.admitted, backlog.consumed, settings.plan)
         unread = missing_calls(groups, backlog.calls) if groups else ()
@@ -216,12 +221,35 @@ class Core:
         if any(b is None for b in buffers):
             raise TrainingError(f"step {step.opened.step}: this process sealed gradients that it does not hold any more")
         with self._times.during("merge"):
-            gradient = merge([b for b in buffers if b is not None])
-            done = update(self._optimizer, gradient, step.opened.divisor, self._settings.hyper)
+            done = self._update(step, [b for b in buffers if b is not None])
         self._commit(step, done)
         return True
 
     def _commit(self, step: OpenStep, done: UpdateMetrics | None) -> None:
+    def _update(self, step: OpenStep, buffers: list[Buffer]) -> UpdateMetrics | None:
+        """Raises TrainingError, with the weights as they were, where the gradient is not finite and such steps are not skipped."""
+        try:
+            done = update(self._optimizer, merge(buffers), step.opened.divisor, self._settings.hyper)
+        except NonFiniteGradient as error:
+            raise TrainingError(self._refuse(step, buffers, "stop")) from error
+        if done is not None and done.skipped:
+            self._refuse(step, buffers, "skip")
+        return done
+
+    def _refuse(self, step: OpenStep, buffers: list[Buffer], then: str) -> str:
+        """Say on the ledger that there was no update, and whose gradients were not finite; the same in words."""
+        opened = step.opened
+        cells = tuple(cell for (cell, _), b in zip(step.merge_order, buffers, strict=True) if not np.isfinite(b).all())
+        seals = [step.members[cell].sealed for cell in cells]
+        refused = StepRefused(
+            core_epoch=self._epoch, step=opened.step, attempt=opened.attempt, then=then, cells=cells,
+            micro_steps=tuple(s.nonfinite for s in seals if s is not None and s.nonfinite),
+        )  # fmt: skip
+        self._pen.write([refused])
+        text = in_words(refused)
+        logger.error("%s", text)
+        return text
+
         opened = step.opened
         with self._times.during("merge"):
             weights_hash = self._publisher.export()
@@ -231,7 +259,7 @@ class Core:
             core_epoch=self._epoch, step=opened.step, attempt=opened.attempt, merge_order=step.merge_order,
             weights_hash=weights_hash, executions=opened.executions, grad_norm=done.grad_norm if done else 0.0, loss=loss,
             reward_mean=self._inputs.reward_mean if self._inputs else 0.0,
-            metrics=step_totals(seals, opened.executions) | self._core_times(seals) | ({"lr": done.lr} if done else {}),
+            metrics=step_totals(seals, opened.executions) | self._core_times(seals) | _of_update(done),
         )  # fmt: skip
         self._member.holds(opened.step)
         self._unpublished = probe(self._inputs.micro_steps) if self._inputs else []
@@ -249,7 +277,9 @@ class Core:
         }  # fmt: skip
 
     def _checkpoint(self, step: int, position: int) -> None:
-        self._publisher.checkpoint(self._epoch, step, position, self._settings.checkpoint_url)
+        board = self._board
+        data = {"groups_consumed": step * self._settings.plan.batch, "groups_dispatched": board.dispatched, "draws": board.drawn}
+        self._publisher.checkpoint(self._epoch, step, position, self._settings.checkpoint_url, data)
         self._stored = step if self._settings.checkpoint_keep else None
 
     def _prune(self, step: int) -> bool:
@@ -278,3 +308,10 @@ class Core:
         self._publisher.publish(self._epoch, ledger.step, probe_ids)
         self._publish_s, self._ready = began.elapsed, Stopwatch()
         return True
+
+
+def _of_update(done: UpdateMetrics | None) -> dict[str, float]:
+    """Nothing where nothing trained."""
+    if done is None:
+        return {}
+    return {"skipped": 1.0} if done.skipped else {"lr": done.lr}

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.trainer.board import Board
+from consumers.trainer.bounds import require_budget, require_known_weights
 from consumers.trainer.pen import Pen
 from consumers.trainer.settings import TrainerSettings
 from consumers.trainer.stopwatch import Stopwatch
+from gyre_engine.batching import PackedMicroStep
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import Claimed, MemberJoined, Sealed
 from gyre_engine.training.ledger import Member, OpenStep
@@ -38,6 +40,8 @@ class Seat:
     done: list[str] = field(default_factory=list)
     metrics: StepMetrics = field(default_factory=StepMetrics)
     sealed: bool = False
+    nonfinite: str = ""
+    """The micro-step since which the sum is not finite."""
     times: Stopwatch = field(default_factory=Stopwatch)
     """Since it joined; what came before went into its weights."""
     publish_s: float = 0.0
@@ -94,6 +98,7 @@ class StepMember:
         opened, cell = step.opened, self._settings.cell
         if cell in step.order_sealed or not opened.micro_steps:
             return False
+        require_known_weights(self._board.ledger, opened)
         times = Stopwatch()
         if not self._take_weights(opened.step - 1, opened.weights_hash):
             return False
@@ -147,10 +152,19 @@ class StepMember:
         pack = self._board.packs.get(micro_step)
         if pack is None:
             return False
+        require_budget(micro_step, pack, self._settings.micro_step_tokens, self._settings.context)
         with seat.times.during("compute"):
             seat.metrics = seat.metrics + self._replica.accumulate(pack, self._settings.loss)
+            self._watch(seat, micro_step, pack)
         seat.done.append(micro_step)
         return True
+
+    def _watch(self, seat: Seat, micro_step: str, pack: PackedMicroStep) -> None:
+        """Name the first micro-step that makes the sum infinite or not a number. What follows from it is the core's to say."""
+        if not seat.nonfinite and not self._replica.finite():
+            seat.nonfinite = micro_step
+            executions = ", ".join(execution for execution, _, _ in pack.executions)
+            logger.error("%s: the gradient is not finite since micro-step %s, of %s", self._settings.cell, micro_step, executions)
 
     def _seal(self, seat: Seat) -> None:
         with seat.times.during("merge"):
@@ -161,7 +175,7 @@ class StepMember:
         sealed = Sealed(
             cell=self._settings.cell, member_epoch=seat.epoch, step=seat.step, attempt=seat.attempt,
             micro_steps=tuple(seat.done), buffer_hash=digest, descriptor=self._descriptor.to_bytes(),
-            loss_sum=seat.metrics.loss, tokens=seat.metrics.targets, packed_tokens=seat.metrics.tokens,
+            nonfinite=seat.nonfinite, loss_sum=seat.metrics.loss, tokens=seat.metrics.targets, packed_tokens=seat.metrics.tokens,
             took_us=int(seat.times.elapsed * 1e6), metrics=flat_metrics(seat.metrics) | _times(seat),
         )  # fmt: skip
         seat.sealed = True

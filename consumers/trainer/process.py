@@ -24,6 +24,7 @@ from gyre_engine.events.training import CoreElected
 from gyre_engine.log import Log
 from gyre_engine.log.consumer import Consumer, Reading, Report, serve
 from gyre_engine.log.election import win
+from gyre_engine.training.checkpoint import Origin
 from gyre_engine.training.opening import open_replica
 from gyre_engine.training.replica import ReplicaOptions
 from gyre_engine.transfer.kinds import open_transfer
@@ -40,7 +41,7 @@ IDLE_POLL_S = 0.5
 
 def replica_of(settings: TrainerSettings) -> MegatronReplica | SpreadReplica:
     """The cell's replica. Heavy. Call it before anything starts a thread, a log too: the cell's other ranks are forked here."""
-    options = ReplicaOptions(temperature=settings.temperature)
+    options = ReplicaOptions(temperature=settings.temperature, dtype=settings.dtype)
     return open_replica(Path(settings.model_path), options, settings.mesh, scratch=settings.scratch)
 
 
@@ -95,13 +96,16 @@ class Trainer(Consumer):
 
     def _take_over(self) -> Core:
         from gyre_engine.training.optimizer import AdamW
+        from gyre_engine.training.flat import layout_digest
 
         settings, pen, board = self._settings, self._pen, self._board
-        optimizer = AdamW(self._replica.parameters)
+        optimizer = AdamW(self._replica.parameters, self._replica.shards())
+        origin = Origin(layout_digest(self._replica.parameters.layout), settings.dtype, settings.config_hash)
         epoch = win(settings.holder, self._propose, lambda: (board.ledger.core_epoch, board.ledger.core_holder))
-        recovered = recover(settings, self.log, self._replica, optimizer)
+        recovered = recover(settings, self.log, self._replica, optimizer, origin)
         self._member.holds(recovered.version)
-        publisher = Publisher(pen, self._replica, optimizer, self._transfer, small_files(Path(settings.model_path)))
+        files = small_files(Path(settings.model_path))
+        publisher = Publisher(pen, self._replica, optimizer, self._transfer, files, origin)
         publisher.export()
         core = Core(settings, epoch, pen, board, optimizer, self._transfer, self._member, publisher)
         core.resume(recovered)

@@ -18,6 +18,7 @@ import numpy as np
 from consumers.trainer.pen import Pen
 from gyre_engine.events.training import Checkpointed, Published
 from gyre_engine.training import checkpoint
+from gyre_engine.training.checkpoint import Origin
 from gyre_engine.training.replica import Optimizer, TrainingReplica
 from gyre_engine.transfer import Descriptor, Region, Transfer
 
@@ -33,9 +34,10 @@ class Publisher:
     """Exports the core's replica; `weights_hash` is that of the last export."""
 
     def __init__(
-        self, pen: Pen, replica: TrainingReplica, optimizer: Optimizer, transfer: Transfer, files: Mapping[str, bytes]
-    ) -> None:
-        self._files = files
+        self, pen: Pen, replica: TrainingReplica, optimizer: Optimizer, transfer: Transfer, files: Mapping[str, bytes],
+        origin: Origin | None = None,
+    ) -> None:  # fmt: skip
+        self._files, self._origin = files, origin or Origin()
         self._pen, self._replica, self._optimizer, self._transfer = pen, replica, optimizer, transfer
         self._kept: list[tuple[Descriptor, Region]] = []
         self._image = b""
@@ -76,13 +78,14 @@ class Publisher:
                 return
             del self._kept[0]
 
-    def checkpoint(self, core_epoch: int, step: int, position: int, url: str) -> None:
+    def checkpoint(self, core_epoch: int, step: int, position: int, url: str, data: Mapping[str, int] | None = None) -> None:
         """Store the exported weights, the optimizer's state and the model's small files, then say where.
 
-        position: offset of the step's `step-committed` on the ledger.
+        position: offset of the step's `step-committed` on the ledger; data: how far groups were dispatched and consumed.
         """
-        stored = checkpoint.Checkpoint(step, position, self._image, self._optimizer.state(), self._files)
-        place = checkpoint.write(url, stored)
+        state = self._optimizer.state_hash()
+        stored = checkpoint.Checkpoint(step, position, self._image, state, self._files, data or {}, self._origin)
+        place = checkpoint.write(url, stored, self._optimizer.save)
         self._pen.write([Checkpointed(core_epoch=core_epoch, step=step, weights_hash=self.weights_hash, url=place)])
 
     def prune(self, step: int, url: str, keep: int) -> None:

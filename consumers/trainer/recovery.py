@@ -17,6 +17,7 @@ from gyre_engine.batching.step_inputs import packed
 from gyre_engine.events.training import MicroStep
 from gyre_engine.log import Log
 from gyre_engine.training import checkpoint
+from gyre_engine.training.checkpoint import Checkpoint, Origin
 from gyre_engine.training.history import History, history_of, train_again
 from gyre_engine.training.merge import ReplayDiverged
 from gyre_engine.training.replica import Optimizer, TrainingReplica
@@ -33,11 +34,16 @@ class Recovered:
     position: int
 
 
-def recover(settings: TrainerSettings, log: Log, replica: TrainingReplica, optimizer: Optimizer) -> Recovered:
-    """Bring replica and optimizer to the last committed step. Raises ReplayDiverged where hashes differ."""
+def recover(
+    settings: TrainerSettings, log: Log, replica: TrainingReplica, optimizer: Optimizer, origin: Origin | None = None
+) -> Recovered:
+    """Bring replica and optimizer to the last committed step. Raises ReplayDiverged where hashes differ.
+
+    origin: what a checkpoint must belong to; of something else it raises CheckpointError, before any weights change.
+    """
     records = list(log.read("training"))
     history = history_of(r.event for r in records)
-    start = _restore(history, settings.checkpoint_url, replica, optimizer, Path(settings.model_path))
+    start = _start(history, settings, replica, optimizer, origin or Origin())
     packs = packs_of(log, history.needed_micro_steps(after=start))
     for step in history.steps:
         if step.committed.step <= start:
@@ -61,7 +67,19 @@ def packs_of(log: Log, names: set[str]) -> Mapping[str, PackedMicroStep]:
     return {e.micro_step: packed(e) for e in events if isinstance(e, MicroStep) and e.micro_step in names}
 
 
-def _restore(history: History, url: str, replica: TrainingReplica, optimizer: Optimizer, model: Path) -> int:
+def _start(history: History, settings: TrainerSettings, replica: TrainingReplica, optimizer: Optimizer, origin: Origin) -> int:
+    """Load the newest checkpoint that the ledger names and that can be read, or the initial weights; the step that they are of."""
+    stored = _newest(history, settings.checkpoint_url)
+    if stored is None:
+        replica.load(Path(settings.model_path), 0)
+        return 0
+    stored.require(origin)
+    replica.load(stored.weights, stored.step)
+    optimizer.restore(stored.state)
+    return stored.step
+
+
+def _newest(history: History, url: str) -> Checkpoint | None:
     committed = {s.committed.step: s.committed.weights_hash for s in history.steps}
     for event in reversed(history.checkpoints):
         if committed.get(event.step) != event.weights_hash:
@@ -71,11 +89,7 @@ def _restore(history: History, url: str, replica: TrainingReplica, optimizer: Op
         except checkpoint.CheckpointError as error:
             logger.warning("checkpoint of step %d cannot be used, trying an older one: %s", event.step, error)
             continue
-        if stored.weights_hash != event.weights_hash:
-            logger.warning("checkpoint of step %d holds other weights than the ledger says: trying an older one", event.step)
-            continue
-        replica.load(stored.weights, event.step)
-        optimizer.restore(stored.optimizer)
-        return event.step
-    replica.load(model, 0)
-    return 0
+        if stored.weights_hash == event.weights_hash:
+            return stored
+        logger.warning("checkpoint of step %d holds other weights than the ledger says: trying an older one", event.step)
+    return None

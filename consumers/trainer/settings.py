@@ -41,6 +41,8 @@ class TrainerSettings:
     reference: str = ""
     """Folder of the reference policy's weights; empty: none is looked at."""
     hyper: Hyper = field(default_factory=Hyper)
+    dtype: str = "float32"
+    """Of the weights, and in which they are computed with."""
     config_hash: str = ""
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     mesh: Mesh = ONE

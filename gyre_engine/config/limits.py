@@ -36,7 +36,8 @@ _AT_LEAST_ONE = (
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "run.checkpoint_every", "run.checkpoint_keep", "batch.phi", "sampling.top_k", "kafka.replication", "runner.harness_timeout_s",
-    "eval.every", "eval.tasks", "loss.constant", "optimizer.warmup_steps", "cells.standalone", "publish.fanout",
+    "eval.every", "eval.tasks", "loss.constant", "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.wsd_steps",
+    "cells.standalone", "publish.fanout",
 )  # fmt: skip
 _ONE_OF = {
     "cells.engine": ("native", "sglang", "scripted"),
@@ -51,6 +52,10 @@ _ONE_OF = {
     "schedule.interrupted": ("continue", "retry"),
     "publish.inflight": ("continue", "drain"),
     "kv.across_versions": ("recompute", "keep"),
+    "optimizer.schedule": ("constant", "linear", "cosine", "wsd", "inverse-square-root"),
+    "optimizer.weight_decay_schedule": ("constant", "linear", "cosine"),
+    "optimizer.nonfinite": ("stop", "skip"),
+    "training.dtype": ("float32", "bfloat16"),
     "eval.split": SPLITS,
     "eval.before": ("", *SPLITS),
     "eval.after": ("", *SPLITS),
@@ -62,6 +67,7 @@ _RENAMED = {"schedule.policy": {"elastic": "paper"}}
 """By key, values of earlier versions and what they are called now."""
 _RANGES: dict[str, tuple[float, float, bool]] = {
     # name: (least, most, whether the least itself is allowed)
+    "optimizer.min_lr": (0.0, 10.0, True), "optimizer.weight_decay_end": (0.0, 10.0, True),
     "optimizer.lr": (0.0, 10.0, False), "optimizer.beta1": (0.0, 0.999999, True), "optimizer.beta2": (0.0, 0.999999, True),
     "optimizer.eps": (0.0, 1.0, False), "optimizer.weight_decay": (0.0, 10.0, True), "optimizer.clip_norm": (0.0, 1e9, True),
     "loss.clip_low": (0.0, 1.0, False), "loss.clip_high": (0.0, 100.0, False), "loss.importance_cap": (1.0, 1e6, True),
@@ -83,7 +89,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def problems(config: Config) -> list[Problem]:
     """Everything in `config` that cannot work."""
     checks: tuple[Callable[[Config], Iterator[Problem]], ...] = (
-        _ranges, _names, _loss, _data, _models, _roles, _selection, _relations, _schedule, _harbor,
+        _ranges, _names, _loss, _data, _models, _roles, _selection, _relations, _optimizer, _schedule, _harbor,
     )  # fmt: skip
     return [problem for check in checks for problem in check(config)]
 
@@ -254,6 +260,25 @@ def _relations(config: Config) -> Iterator[Problem]:
     if config.cells.engine == "scripted" and not config.cells.script:
         text = 'cells.engine is "scripted" but cells.script is empty: name the TOML file with its answers'
         yield Problem(text, (("cells", "script"), ("cells", "engine")))
+
+
+def _optimizer(config: Config) -> Iterator[Problem]:
+    """Lengths of a schedule, as the wiring fills them in."""
+    o = config.optimizer
+    decay = o.decay_steps or config.run.steps
+    wsd = o.wsd_steps or max(1, decay // 10)
+    at = (("optimizer", "decay_steps"), ("optimizer", "warmup_steps"), ("run", "steps"))
+    if 0 < o.lr < o.min_lr:
+        text = f"optimizer.min_lr ({o.min_lr:g}) is above optimizer.lr ({o.lr:g})"
+        yield Problem(text, (("optimizer", "min_lr"), ("optimizer", "lr")))
+    if o.schedule != "constant" and decay <= o.warmup_steps:
+        yield Problem(f"optimizer.decay_steps ({decay}) must be above optimizer.warmup_steps ({o.warmup_steps}): it counts them", at)
+    elif o.schedule == "wsd" and wsd > decay - o.warmup_steps:
+        text = f"optimizer.wsd_steps ({wsd}) must fit between warmup_steps ({o.warmup_steps}) and decay_steps ({decay})"
+        yield Problem(text, (("optimizer", "wsd_steps"), *at))
+    if o.weight_decay_schedule != "constant" and o.weight_decay_end < o.weight_decay:
+        text = f"optimizer.weight_decay only rises: weight_decay_end ({o.weight_decay_end:g}) is below it ({o.weight_decay:g})"
+        yield Problem(text, (("optimizer", "weight_decay_end"), ("optimizer", "weight_decay")))
 
 
 def _schedule(config: Config) -> Iterator[Problem]:

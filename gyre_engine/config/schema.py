@@ -310,15 +310,43 @@ class LossConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW."""
+    """AdamW, Megatron's; its state lies on the core alone, shared by the ranks of that cell (docs/parallel.md)."""
 
-    lr: float = opt(2e-4, "Learning rate.")
+    lr: float = opt(2e-4, "Learning rate after warm-up.")
     beta1: float = opt(0.9, "AdamW beta 1.")
     beta2: float = opt(0.95, "AdamW beta 2.")
     eps: float = opt(1e-8, "AdamW epsilon.")
-    weight_decay: float = opt(0.0, "Weight decay.")
-    clip_norm: float = opt(1.0, "Gradient norm is clipped to this; 0: never.")
-    warmup_steps: int = opt(0, "Steps of linear warm-up.")
+    weight_decay: float = opt(0.0, "Weight decay of matrices; norms and biases have none.")
+    weight_decay_schedule: str = opt(
+        "constant", "How it rises to `weight_decay_end` by `decay_steps`: constant (not), linear or cosine."
+    )
+    weight_decay_end: float = opt(0.0, "Its last value, where it rises.")
+    clip_norm: float = opt(1.0, "The norm of the merged gradient is clipped to this; 0: never.")
+    warmup_steps: int = opt(0, "Updates of linear warm-up.")
+    schedule: str = opt(
+        "constant",
+        "Learning rate after warm-up: constant; linear, cosine or wsd (constant, then linear over the last `wsd_steps`), each down to "
+        "`min_lr` at `decay_steps`; or inverse-square-root.",
+    )
+    decay_steps: int = opt(0, "The update at which the learning rate is down, warm-up included; 0: run.steps.")
+    min_lr: float = opt(0.0, "The least learning rate after warm-up.")
+    wsd_steps: int = opt(0, "For `wsd`: updates over which it comes down; 0: a tenth of `decay_steps`.")
+    nonfinite: str = opt(
+        "stop",
+        "A gradient with NaN or infinity: stop (the run ends and says whose it was), or skip (the step is committed with unchanged "
+        "weights, and says so). Weights keep their last good hash either way.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """How replicas compute."""
+
+    dtype: str = opt(
+        "float32",
+        "Of weights and computation: float32, or bfloat16 (half the memory of weights and of a publication; gradients, moments and "
+        "the core's master weights stay float32; the gap between engine and trainer grows, docs/learning.md).",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,6 +415,7 @@ class Config:
     roles: tuple[RoleConfig, ...] = opt((), "Rules of roles.")
     loss: LossConfig = opt(LossConfig, "")
     optimizer: OptimizerConfig = opt(OptimizerConfig, "")
+    training: TrainingConfig = opt(TrainingConfig, "")
     scoring: ScoringConfig = opt(ScoringConfig, "")
     eval: EvalConfig = opt(EvalConfig, "")
     schedule: ScheduleConfig = opt(ScheduleConfig, "")

@@ -167,6 +167,8 @@ class Sealed(Event):
     tokens: int = 0
     packed_tokens: int = 0
     took_us: int = 0
+    nonfinite: str = ""
+    """The micro-step with which the sum ceased to be finite; empty: it is finite."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -179,6 +181,22 @@ class MemberReleased(Event):
     cell: str
     member_epoch: int
     reason: str
+
+
+@event("step-refused", topic="training", key="run")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRefused(Event):
+    """The merged gradient held NaN or infinity: no update was made, the weights are those of before."""
+
+    core_epoch: int
+    step: int
+    attempt: int
+    then: str
+    """`stop` (the trainer ends with an error) or `skip` (the step is committed with unchanged weights): optimizer.nonfinite."""
+    cells: tuple[str, ...]
+    """Members whose sealed buffers are not finite; none where only their sum is not."""
+    micro_steps: tuple[str, ...]
+    """Those with which their sums ceased to be finite, as they noticed."""
 
 
 @event("step-committed", topic="training", key="run")

@@ -1,25 +1,45 @@
-"""Checkpoints of the core at an fsspec URL: weights, optimizer, and how far the ledger was applied.
+"""Checkpoints of the core at an fsspec URL: weights, optimizer, how far the ledger was applied, how far the data was drawn.
 
-`<url>/step-00000012/` holds model.safetensors and config.json, so that it loads as a Hugging Face folder,
-optimizer.safetensors, and manifest.json with the SHA-256 of each. The manifest is written last: a folder without one
-is a write that never ended, and does not exist for readers.
+`<url>/step-00000012/` holds model.safetensors and config.json, so that it loads as a Hugging Face folder; optimizer/, which the
+optimizer writes, each rank its part (torch.distributed.checkpoint); and manifest.json with the SHA-256 of every file. The manifest is
+written last: a folder without one is a write that never ended, and does not exist for readers. Two checkpoints are the same where
+weights and state are, by hashes of their tensors: files carry random ids, and are cut otherwise by other meshes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import fsspec
 
-_WEIGHTS, _OPTIMIZER, _MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
+_WEIGHTS, _OPTIMIZER, _MANIFEST = "model.safetensors", "optimizer", "manifest.json"
+_OLD_OPTIMIZER = "optimizer.safetensors"
+"""In checkpoints of before: the whole state in one file."""
+_FORMAT = 2
+_CHUNK = 1 << 24
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is missing, damaged, or would be overwritten with other bytes."""
+    """A checkpoint is missing, damaged, of something else, or would be overwritten with other bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a checkpoint belongs to. Empty in checkpoints of before, which did not say it.
+
+    model:   digest of the parameters' names and shapes (`flat.layout_digest`)
+    dtype:   of the weights
+    config:  hash of the run's pinned config
+    """
+
+    model: str = ""
+    dtype: str = ""
+    config: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +49,58 @@ class Checkpoint:
     step:       committed steps so far
     position:   offset of the step's `step-committed` on the ledger
     weights:    Hugging Face safetensors image
-    optimizer:  as `Optimizer.state`
+    state_hash: as `Optimizer.state_hash`
     files:      what else makes the folder loadable (config.json, tokenizer.json), by name
+    data:       groups consumed up to the step, and groups and draws dispatched when it was stored; the log has them too
+    state:      URL from which the optimizer restores, once it is stored
     """
 
     step: int
     position: int
     weights: bytes
-    optimizer: bytes
+    state_hash: str
     files: Mapping[str, bytes] = field(default_factory=dict)
+    data: Mapping[str, int] = field(default_factory=dict)
+    origin: Origin = field(default_factory=Origin)
+    state: str = field(default="", compare=False)
 
     @property
     def weights_hash(self) -> str:
         """As in the ledger's `step-committed`."""
         return hashlib.sha256(self.weights).hexdigest()
 
+    def require(self, origin: Origin) -> None:
+        """Raises CheckpointError where it is of another model or another config."""
+        words = {"model": "another model", "dtype": "another training.dtype", "config": "another config"}
+        for name, what in words.items():
+            found, wanted = getattr(self.origin, name), getattr(origin, name)
+            if found and found != wanted:
+                raise CheckpointError(
+                    f"the checkpoint of step {self.step} is of {what} ({name} {found[:16]}, this run has {wanted[:16]}): "
+                    "resume with the model and the config that wrote it, or begin a new run from its weights"
+                )
 
-def write(url: str, checkpoint: Checkpoint) -> str:
-    """Write `checkpoint` below `url`; its folder. The same again is no write; other bytes raise CheckpointError."""
+
+def write(url: str, checkpoint: Checkpoint, save: Callable[[str], None]) -> str:
+    """Write `checkpoint` below `url`; its folder. The same again is no write; another raises CheckpointError.
+
+    save: writes the optimizer's state into the folder at a URL.
+    """
     store, root = _store(url)
     folder = _folder(root, checkpoint.step)
-    contents = {**checkpoint.files, _WEIGHTS: checkpoint.weights, _OPTIMIZER: checkpoint.optimizer}
-    manifest = _manifest(checkpoint, contents)
     if store.exists(f"{folder}/{_MANIFEST}"):
-        if store.cat_file(f"{folder}/{_MANIFEST}") != manifest:
+        if _identity(json.loads(store.cat_file(f"{folder}/{_MANIFEST}"))) != _identity(_fields(checkpoint, {})):
             raise CheckpointError(f"{folder} holds another checkpoint of step {checkpoint.step}; move it away first")
         return folder
+    if store.exists(folder):
+        store.rm(folder, recursive=True)  # what a write that never ended has left
     store.makedirs(folder, exist_ok=True)
+    contents = {**checkpoint.files, _WEIGHTS: checkpoint.weights}
     for name, data in contents.items():
         store.pipe_file(f"{folder}/{name}", data)
+    save(f"{_folder(url.rstrip('/'), checkpoint.step)}/{_OPTIMIZER}")
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()} | _digests(store, folder)
+    manifest = json.dumps(_fields(checkpoint, digests), indent=2, sort_keys=True).encode()
     store.pipe_file(f"{folder}/{_MANIFEST}.part", manifest)
     store.mv(f"{folder}/{_MANIFEST}.part", f"{folder}/{_MANIFEST}")
     return folder
@@ -80,16 +123,22 @@ def read(url: str, step: int | None = None) -> Checkpoint:
     if not known or (step is not None and step not in known):
         wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise CheckpointError(f"{url} holds no {wanted}; it has {known}")
-    folder = _folder(root, known[-1] if step is None else step)
-    manifest = json.loads(store.cat_file(f"{folder}/{_MANIFEST}"))
-    contents = {name: _verified(store, f"{folder}/{name}", digest) for name, digest in manifest["sha256"].items()}
+    number = known[-1] if step is None else step
+    folder = _folder(root, number)
+    manifest = _manifest(store, folder)
+    digests: dict[str, str] = manifest["sha256"]
+    state = {name for name in digests if name.startswith(f"{_OPTIMIZER}/")}
+    for name in state | ({_OLD_OPTIMIZER} & set(digests)):
+        _compare(f"{folder}/{name}", _present(partial(_digest, store), f"{folder}/{name}"), digests[name])
+    contents = {
+        name: _verified(store, f"{folder}/{name}", digests[name]) for name in digests if name not in {*state, _OLD_OPTIMIZER}
+    }
+    whole = f"{_folder(url.rstrip('/'), number)}/{_OPTIMIZER if state else _OLD_OPTIMIZER}"
     return Checkpoint(
-        step=manifest["step"],
-        position=manifest["position"],
-        weights=contents.pop(_WEIGHTS),
-        optimizer=contents.pop(_OPTIMIZER),
-        files=contents,
-    )
+        step=manifest["step"], position=manifest["position"], weights=contents.pop(_WEIGHTS),
+        state_hash=manifest.get("state", ""), files=contents, data=manifest.get("data", {}),
+        origin=Origin(**manifest.get("origin", {})), state=whole,
+    )  # fmt: skip
 
 
 def prune(url: str, step: int, keep: int) -> list[int]:
@@ -117,20 +166,65 @@ def _begun(store: Any, root: str) -> list[int]:
     return sorted(int(str(path).rstrip("/").rsplit("step-", 1)[1]) for path in store.glob(f"{root}/step-*"))
 
 
-def _manifest(checkpoint: Checkpoint, contents: Mapping[str, bytes]) -> bytes:
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(contents.items())}
-    fields = {"step": checkpoint.step, "position": checkpoint.position, "sha256": digests}
-    return json.dumps(fields, indent=2, sort_keys=True).encode()
+def _fields(checkpoint: Checkpoint, digests: Mapping[str, str]) -> dict[str, Any]:
+    origin = checkpoint.origin
+    return {
+        "format": _FORMAT, "step": checkpoint.step, "position": checkpoint.position, "weights": checkpoint.weights_hash,
+        "state": checkpoint.state_hash, "data": dict(checkpoint.data), "sha256": dict(digests),
+        "origin": {"model": origin.model, "dtype": origin.dtype, "config": origin.config},
+    }  # fmt: skip
+
+
+def _identity(manifest: Mapping[str, Any]) -> list[Any]:
+    return [manifest.get(name) for name in ("step", "position", "weights", "state", "origin")]
+
+
+def _manifest(store: Any, folder: str) -> dict[str, Any]:
+    path = f"{folder}/{_MANIFEST}"
+    try:
+        manifest: dict[str, Any] = json.loads(store.cat_file(path))
+        known = manifest.get("format", 1)
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; resume from an older step") from error
+    if known > _FORMAT:
+        raise CheckpointError(
+            f"{path} has format {known}, this Gyre reads up to {_FORMAT}: read it with the version that wrote it"
+        )
+    return manifest
+
+
+def _digests(store: Any, folder: str) -> dict[str, str]:
+    """Of the optimizer's files, as they can be read back."""
+    store.invalidate_cache()
+    found = sorted(str(path) for path in store.find(f"{folder}/{_OPTIMIZER}"))
+    marker = f"{folder.rsplit('/', 1)[-1]}/{_OPTIMIZER}/"
+    return {f"{_OPTIMIZER}/{path.rsplit(marker, 1)[-1]}": _digest(store, path) for path in found}
+
+
+def _digest(store: Any, path: str) -> str:
+    digest = hashlib.sha256()
+    with store.open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _verified(store: Any, path: str, digest: str) -> bytes:
+    data: bytes = _present(store.cat_file, path)
+    _compare(path, hashlib.sha256(data).hexdigest(), digest)
+    return data
+
+
+def _present(read: Callable[[str], Any], path: str) -> Any:
     try:
-        data: bytes = store.cat_file(path)
+        return read(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing; resume from an older step") from error
-    if hashlib.sha256(data).hexdigest() != digest:
+
+
+def _compare(path: str, found: str, digest: str) -> None:
+    if found != digest:
         raise CheckpointError(f"{path} is damaged: its hash is not the manifest's; resume from an older step")
-    return data
 
 
 def _store(url: str) -> tuple[Any, str]:

@@ -20,6 +20,7 @@ from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training.flat import FlatParameters, flatten
 from gyre_engine.training.megatron_core import parallel_state
+from gyre_engine.training.optimizer import OneShard
 from gyre_engine.training.replica import ReplicaOptions, StepMetrics, TrainingError, require_trainable
 from gyre_engine.training.shape import ModelShape
 from gyre_engine.training.tree_model import build_model, prepare_process
@@ -56,6 +57,14 @@ class MegatronReplica:
         """See the port. On a GPU: a copy on the host."""
         return self.parameters.gradients.cpu().numpy()
 
+    def shards(self) -> OneShard:
+        """Where an optimizer of this replica keeps its state."""
+        return OneShard(self.parameters)
+
+    def finite(self) -> bool:
+        """See the port."""
+        return all_finite(self.parameters.gradients)
+
     def logprobs(self, ids: NDArray[np.int32], *, temperature: float | None = None) -> NDArray[np.float32]:
         """See the port."""
         count = len(ids)
@@ -84,9 +93,12 @@ def fill(parameters: FlatParameters, state: Mapping[str, Tensor]) -> None:
 
 
 def image_of(parameters: FlatParameters, shape: ModelShape) -> bytes:
-    """Flat weights of a whole model as a Hugging Face safetensors image, fp32, names sorted."""
+    """Flat weights of a whole model as a Hugging Face safetensors image, names sorted; fp32, of bf16 weights bf16."""
     slots = {slot.name: slot.of(parameters.weights) for slot in parameters.layout}
-    state = {name: tensor.float().cpu().contiguous() for name, tensor in to_hf(slots, shape).items()}
+    state = {
+        name: (tensor if tensor.dtype is torch.bfloat16 else tensor.float()).cpu().contiguous()
+        for name, tensor in to_hf(slots, shape).items()
+    }
     return save(state, metadata={"format": "pt"})
 
 
@@ -95,4 +107,9 @@ def _join_a_world_of_one() -> None:
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     if not parallel_state.model_parallel_is_initialized():
+def all_finite(gradients: Tensor) -> bool:
+    """Their sum is finite where each is, and one pass over the memory; where it is not, it may only be too large."""
+    return bool(torch.isfinite(gradients.sum())) or bool(torch.isfinite(gradients).all())
+
+
         parallel_state.initialize_model_parallel(1, 1)

@@ -17,6 +17,8 @@ with quiet():
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer import USING_PYTORCH_OPTIMIZER, Adam
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import MegatronModule
@@ -29,8 +31,11 @@ warnings.filterwarnings("ignore", message=".*tp_group is None", category=Depreca
 warnings.filterwarnings("ignore", message="When using async grad allreduce")
 
 __all__ = [
+    "USING_PYTORCH_OPTIMIZER",
+    "Adam",
     "GPTModel",
     "MegatronModule",
+    "OptimizerParamScheduler",
     "ProcessGroupCollection",
     "TopKRouter",
     "TransformerBlockSubmodules",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gyre_engine.batching import PackedMicroStep
 from gyre_engine.losses.config import LossConfig
-from gyre_engine.training.replica import Hyper, Optimizer, StepMetrics, TrainingReplica, UpdateMetrics
+from gyre_engine.training.replica import Hyper, NonFiniteGradient, Optimizer, StepMetrics, TrainingReplica, UpdateMetrics
 
 
 class ReplayDiverged(RuntimeError):
@@ -44,10 +44,18 @@ def merge(buffers: Iterable[NDArray[np.float32]]) -> NDArray[np.float32] | None:
 
 
 def update(optimizer: Optimizer, gradient: NDArray[np.float32] | None, divisor: int, hyper: Hyper) -> UpdateMetrics | None:
-    """One optimizer update by the sum over `divisor`; None (weights stay) where nothing trains in this step."""
+    """One optimizer update by the sum over `divisor`; None (weights stay) where nothing trains in this step.
+
+    Raises NonFiniteGradient where the sum is not finite; where `hyper` says to skip, weights stay and the metrics say so.
+    """
     if gradient is None or divisor == 0:
         return None
-    return optimizer.apply(gradient, divisor, hyper)
+    try:
+        return optimizer.apply(gradient, divisor, hyper)
+    except NonFiniteGradient:
+        if hyper.nonfinite != "skip":
+            raise
+        return UpdateMetrics(0, 0.0, 0.0, 0.0, skipped=True)
 
 
 def accumulate(

@@ -1,72 +1,102 @@
-"""AdamW over the flat weights of the core's replica; one instance a run, deterministic."""
+"""AdamW over the flat weights of the core's replica, deterministic; its state lies with whoever holds the shards.
+
+One instance a run. The gradient's norm is of the whole, in float64, so clipping does not depend on how many ranks share the state.
+"""
 
 from __future__ import annotations
+
+import hashlib
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load, save
 from torch import Tensor
-from torch.nn import Parameter
 
-from gyre_engine.training.flat import FlatParameters
-from gyre_engine.training.replica import Hyper, TrainingError, UpdateMetrics
+from gyre_engine.training import shard_store
+from gyre_engine.training.flat import FlatParameters, span, units_of
+from gyre_engine.training.replica import Hyper, NonFiniteGradient, TrainingError, UpdateMetrics
+from gyre_engine.training.schedule import rates
+from gyre_engine.training.shard import Shard, Update
+
+
+class Shards(Protocol):
+    """Who holds the optimizer's state: this process, or the ranks of a cell."""
+
+    def update(self, gradient: Tensor, update: Update) -> None:
+        """One update of all flat weights by the whole clipped gradient."""
+
+    def hashes(self) -> list[str]:
+        """Of every tensor of the state, in the order of units."""
+
+    def save(self, url: str, number: int) -> None:
+        """Write the state after `number` updates."""
+
+    def restore(self, url: str) -> int:
+        """Take a state that was written there; its number of updates."""
 
 
 class AdamW:
-    """An Optimizer (see the port): two flat parameters, the decaying part and the rest."""
+    """An Optimizer (see the port). `shards`: who holds its state; None: this process."""
 
-    def __init__(self, parameters: FlatParameters) -> None:
-        weights = parameters.weights
-        parts = (weights[: parameters.decayed], weights[parameters.decayed :])
-        self._parts = [Parameter(part) for part in parts]
-        self._sizes = [len(part) for part in parts]
-        self._adam = torch.optim.AdamW([{"params": [part]} for part in self._parts], foreach=False, fused=False)
-        self._step = 0
+    def __init__(self, parameters: FlatParameters, shards: Shards | None = None) -> None:
+        self._parameters, self._shards = parameters, shards or OneShard(parameters)
+        self._number = 0
 
     def apply(self, gradient_sum: NDArray[np.float32], divisor: int, hyper: Hyper) -> UpdateMetrics:
         """See the port."""
-        if divisor < 1 or len(gradient_sum) != sum(self._sizes):
-            raise TrainingError(
-                f"an update needs a divisor >= 1 and {sum(self._sizes)} gradients, got {divisor} and {len(gradient_sum)}"
-            )
-        gradient = torch.tensor(gradient_sum, device=self._parts[0].device) / divisor
+        count = len(self._parameters.weights)
+        if divisor < 1 or len(gradient_sum) != count:
+            raise TrainingError(f"an update needs a divisor >= 1 and {count} gradients, got {divisor} and {len(gradient_sum)}")
+        gradient = torch.tensor(gradient_sum, device=self._parameters.weights.device) / divisor
         norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
         if not np.isfinite(norm):
-            raise TrainingError(f"the gradient of update {self._step + 1} is not finite; the weights stay as they were")
+            raise NonFiniteGradient(f"the gradient of update {self._number + 1} is not finite; the weights stay as they were")
         scale = min(1.0, hyper.clip / norm) if hyper.clip and norm else 1.0
-        self._update(gradient * scale, hyper)
-        return UpdateMetrics(self._step, norm, scale, hyper.rate(self._step))
+        found = rates(hyper, self._number + 1)
+        self._shards.update(gradient * scale, Update(self._number + 1, found.lr, found.weight_decay, hyper.betas, hyper.eps))
+        self._number += 1
+        return UpdateMetrics(self._number, norm, scale, found.lr)
 
-    def state(self) -> bytes:
-        """See the port: step, and the two moments over the flat layout."""
-        moments = {name: torch.cat([self._moment(part, name) for part in self._parts]) for name in _MOMENTS}
-        return save({"step": torch.tensor(self._step, dtype=torch.int64), **moments})
+    def state_hash(self) -> str:
+        """See the port."""
+        return hashlib.sha256("\n".join([str(self._number), *self._shards.hashes()]).encode()).hexdigest()
 
-    def restore(self, state: bytes) -> None:
-        """See the port. Raises TrainingError for the state of another model."""
-        tensors = load(state)
-        if set(tensors) != {"step", *_MOMENTS} or any(len(tensors[name]) != sum(self._sizes) for name in _MOMENTS):
-            raise TrainingError("this optimizer state is of another model; resume with the config that wrote it")
-        self._step = int(tensors["step"])
-        split = {name: torch.split(tensors[name], self._sizes) for name in _MOMENTS}
-        for index, part in enumerate(self._parts):
-            entry = {name: split[name][index].to(part.device).clone() for name in _MOMENTS}
-            self._adam.state[part] = {"step": torch.tensor(float(self._step)), **entry} if self._step else {}
+    def save(self, url: str) -> None:
+        """See the port."""
+        self._shards.save(url, self._number)
 
-    def _update(self, gradient: Tensor, hyper: Hyper) -> None:
-        self._step += 1
-        decays = (hyper.weight_decay, 0.0)
-        for group, decay in zip(self._adam.param_groups, decays, strict=True):
-            group.update(lr=hyper.rate(self._step), betas=hyper.betas, eps=hyper.eps, weight_decay=decay)
-        for part, grad in zip(self._parts, torch.split(gradient, self._sizes), strict=True):
-            part.grad = grad
-        self._adam.step()
-        self._adam.zero_grad(set_to_none=True)
-
-    def _moment(self, part: Parameter, name: str) -> Tensor:
-        state = self._adam.state.get(part, {})
-        return state[name].cpu() if name in state else torch.zeros(len(part), dtype=part.dtype)
+    def restore(self, url: str) -> None:
+        """See the port."""
+        self._number = self._shards.restore(url)
 
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+class OneShard:
+    """Shards of a cell of one process."""
+
+    def __init__(self, parameters: FlatParameters) -> None:
+        self._parameters = parameters
+        self._made: Shard | None = None
+
+    @property
+    def _shard(self) -> Shard:
+        """Made when it is first used: masters are those of weights that were loaded by then."""
+        if self._made is None:
+            units = units_of(self._parameters.layout, self._parameters.decayed)
+            self._made = Shard(units, self._parameters.weights[slice(*span(units))])
+        return self._made
+
+    def update(self, gradient: Tensor, update: Update) -> None:
+        self._shard.update(gradient, update)
+
+    def hashes(self) -> list[str]:
+        return self._shard.hashes()
+
+    def save(self, url: str, number: int) -> None:
+        shard_store.save(url, self._shard.tensors(), number, alone=True)
+
+    def restore(self, url: str) -> int:
+        self._made = None
+        number = shard_store.number(url)
+        self._shard.take(shard_store.load(url, self._shard.blank(), self._shard.units), number)
+        return number

@@ -6,6 +6,7 @@ point: Megatron's own schedules need CUDA. A micro-step goes through a pipeline 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gyre_engine.batching.microstep import PackedMicroStep
-from gyre_engine.batching.splitting import split
+from gyre_engine.batching.splitting import joined, split
 from gyre_engine.losses.config import LossConfig
-from gyre_engine.training.flat import FlatParameters, Slot, flatten
+from gyre_engine.training import shard_store
+from gyre_engine.training.flat import FlatParameters, Slot, Unit, flatten, span, zeros
+from gyre_engine.training.megatron import all_finite
 from gyre_engine.training.megatron_core import parallel_state
 from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.replica import ReplicaOptions, StepMetrics, TrainingError
 from gyre_engine.training.shape import ModelShape
+from gyre_engine.training.shard import Shard, Update
 from gyre_engine.training.tree_model import build_model, prepare_process
 
 LEADER = 0
@@ -84,6 +88,34 @@ class Rank:
 
     def zero(self) -> None:
         self.parameters.gradients.zero_()
+
+    def finite(self) -> bool:
+        """Whether this rank's gradients hold neither NaN nor infinity."""
+        return all_finite(self.parameters.gradients)
+
+    def begin_shard(self, units: Sequence[Unit]) -> None:
+        """Hold the optimizer's state of these units of the whole model; their weights come from the leader."""
+        first, last = span(units)
+        self._shard_weights = zeros(last - first, self.parameters.weights, self.parameters.weights.dtype)
+        dist.recv(self._shard_weights, LEADER)
+        self._shard = Shard(units, self._shard_weights)
+
+    def update_shard(self, update: Update) -> None:
+        """By a gradient from the leader; it gets the weights."""
+        gradient = zeros(len(self._shard_weights), self._shard_weights, self._shard.dtype)
+        dist.recv(gradient, LEADER)
+        self._shard.update(gradient, update)
+        dist.send(self._shard_weights, LEADER)
+
+    def shard_hashes(self) -> list[str]:
+        return self._shard.hashes()
+
+    def save_shard(self, url: str, number: int) -> None:
+        """Together with all other ranks."""
+        shard_store.save(url, self._shard.tensors(), number, alone=False)
+
+    def load_shard(self, url: str, number: int) -> None:
+        self._shard.take(shard_store.load(url, self._shard.blank(), self._shard.units), number)
 
     def accumulate(self, step: PackedMicroStep | None, loss: LossConfig, version: int) -> StepMetrics | None:
         """Add this rank's part of the gradient; what was measured, from one rank of the last stage. None: no share of it."""

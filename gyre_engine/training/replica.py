@@ -111,7 +111,7 @@ class StepMetrics:
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
     """temperature: the run's sampling temperature, by which logits are divided.
-    dtype:       float32, or float64 to check numbers.
+    dtype:       float32; bfloat16 (gradients are summed in float32 all the same); or float64 to check numbers.
     device:      cpu or cuda.
     recompute:   compute each layer's activations again in the backward pass: memory of one layer instead of all.
     """
@@ -124,8 +124,8 @@ class ReplicaOptions:
     def __post_init__(self) -> None:
         if self.temperature <= 0:
             raise TrainingError(f"temperature is {self.temperature}; it must be above 0: greedy samples do not train")
-        if self.dtype not in ("float32", "float64"):
-            raise TrainingError(f"training.dtype has no {self.dtype!r}; choose float32 (or float64 to check numbers)")
+        if self.dtype not in ("float32", "bfloat16", "float64"):
+            raise TrainingError(f"training.dtype has no {self.dtype!r}; choose float32 or bfloat16 (or float64 to check numbers)")
 
 
 def require_trainable(step: PackedMicroStep, version: int, vocabulary: int) -> None:
@@ -159,12 +159,15 @@ class TrainingReplica(Protocol):
     def gradient_buffer(self) -> NDArray[np.float32]:
         """The one flat buffer of gradient sums, same layout in every replica of a model; the live memory on a CPU."""
 
+    def finite(self) -> bool:
+        """Whether the gradient sum holds neither NaN nor infinity."""
+
     def logprobs(self, ids: NDArray[np.int32], *, temperature: float | None = None) -> NDArray[np.float32]:
         """float32[n - 1]: log-probability of ids[1:], each given what stands before it, at `temperature` (None: the run's);
         no gradient. The gap probe asks for 1, as engines score prompts unscaled."""
 
     def export(self) -> bytes:
-        """The weights as a Hugging Face safetensors image, fp32, names sorted: equal weights give equal bytes."""
+        """The weights as a Hugging Face safetensors image, fp32 or bf16, names sorted: equal weights give equal bytes."""
 
     def weights_hash(self) -> str:
         """SHA-256 of `export()`, hex."""
@@ -175,7 +178,7 @@ class TrainingReplica(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """`[optimizer]` of a run.
+    """`[optimizer]` of a run. What of it changes from update to update is `gyre_engine.training.schedule`'s to say.
 
     lr:            learning rate after warm-up
     warmup_steps:  steps over which it rises linearly from lr / warmup_steps
@@ -185,7 +188,9 @@ class Hyper:
 
     lr: float = 1e-6
     warmup_steps: int = 0
+    weight_decay_schedule, weight_decay_end: how it rises over decay_steps, and to what
     betas: tuple[float, float] = (0.9, 0.999)
+    nonfinite:     a gradient with NaN or infinity: `stop` raises, `skip` leaves the weights as they are
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip: float = 1.0
@@ -197,7 +202,10 @@ class Hyper:
 
 @dataclass(frozen=True, slots=True)
 class UpdateMetrics:
-    """One update: its number from 1, the gradient norm before clipping, what it was scaled by, the learning rate."""
+    """One update: its number from 1, the gradient norm before clipping, what it was scaled by, the learning rate.
+
+    skipped: the gradient was not finite, and nothing has changed; the other fields say nothing.
+    """
 
     step: int
     grad_norm: float
@@ -209,10 +217,18 @@ class Optimizer(Protocol):
     """The only optimizer state of a run; changes the weights of the core's replica in place."""
 
     def apply(self, gradient_sum: NDArray[np.float32], divisor: int, hyper: Hyper) -> UpdateMetrics:
-        """One update by gradient_sum / divisor. Raises TrainingError, unchanged, where the gradient is not finite."""
+        """One update by gradient_sum / divisor. Raises NonFiniteGradient, unchanged, where the gradient is not finite."""
 
-    def state(self) -> bytes:
-        """The state as a safetensors image: equal states give equal bytes."""
+    def state_hash(self) -> str:
+        """SHA-256 over the state's tensors, hex: equal states give equal hashes, however many ranks hold them."""
 
-    def restore(self, state: bytes) -> None:
-        """Take a state written by `state`."""
+    skipped: bool = False
+
+
+class NonFiniteGradient(TrainingError):
+    """The merged gradient holds NaN or infinity; weights and optimizer are as they were."""
+    def save(self, url: str) -> None:
+        """Write the state into the folder at an fsspec URL."""
+
+    def restore(self, url: str) -> None:
+        """Take a state that `save` wrote, by whatever ranks; the replica holds the weights that belong to it. Raises TrainingError."""

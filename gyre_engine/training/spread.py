@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor
 
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.splitting import split
@@ -27,6 +26,7 @@ from gyre_engine.training.rank import LEADER, Rank
 from gyre_engine.training.replica import ReplicaOptions, StepMetrics, TrainingError, require_trainable
 from gyre_engine.training.shape import ModelShape
 from gyre_engine.training.sharding import Sharding
+from gyre_engine.training.spread_shards import SpreadShards
 from gyre_engine.training.weights import megatron_shapes, read_image, to_megatron
 
 
@@ -87,12 +87,21 @@ class SpreadReplica:
         whole = self.parameters.gradients.zero_()
         self._sharding.add(whole, self._own.parameters.gradients, self._layouts[LEADER], self._own.place)
         for rank in self._others:
-            local = self._buffer(rank)
+            local = self._buffer(rank).gradients
             self._crew.tell(rank, "give_gradients")
             dist.recv(local, rank)
             self._crew.answer(rank)
             self._sharding.add(whole, local, self._layouts[rank], self.mesh.place(rank))
         return whole.numpy()
+
+    def finite(self) -> bool:
+        """See the port."""
+        self._tell_all("finite")
+        return all([self._own.finite(), *self._answers()])
+
+    def shards(self) -> SpreadShards:
+        """Where an optimizer of this replica keeps its state."""
+        return SpreadShards(self.parameters, self._crew, self.mesh.ranks)
 
     def logprobs(self, ids: NDArray[np.int32], *, temperature: float | None = None) -> NDArray[np.float32]:
         """See the port."""
@@ -120,17 +129,16 @@ class SpreadReplica:
         whole = self.parameters.weights
         self._sharding.take(whole, self._own.parameters.weights, self._layouts[LEADER], self._own.place)
         for rank in self._others:
-            local = self._buffer(rank)
+            local = self._buffer(rank).weights
             self._sharding.take(whole, local, self._layouts[rank], self.mesh.place(rank))
             self._crew.tell(rank, "take_weights")
             dist.send(local, rank)
             self._crew.answer(rank)
         self._stale = False
 
-    def _buffer(self, rank: int) -> Tensor:
-        """Zeroed memory of the size of a rank's flat buffers."""
-        shapes = {slot.name: slot.shape for slot in self._layouts[rank]}
-        return allocate(shapes, self.parameters.weights).weights
+    def _buffer(self, rank: int) -> FlatParameters:
+        """Zeroed memory like a rank's."""
+        return allocate({slot.name: slot.shape for slot in self._layouts[rank]}, self.parameters.weights)
 
     def _tell_all(self, method: str, *args: Any) -> None:
         for rank in self._others:

@@ -21,6 +21,7 @@ from gyre_engine.losses.config import Entropy, LossConfig
 from gyre_engine.losses.policy import policy_loss
 from gyre_engine.losses.targets import Targets
 from gyre_engine.training.attention import AncestorAttention
+from gyre_engine.training.flat import sum_type
 from gyre_engine.training.likelihood import likelihoods
 from gyre_engine.training.measures import step_metrics
 from gyre_engine.training.megatron_core import (
@@ -67,11 +68,11 @@ class TreeModel(GPTModel):  # type: ignore[misc]
         return cast(Tensor, self.decoder.final_layernorm(hidden)) if self.post_process else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[m, hidden] -> [m, vocab], or this rank's part of the vocabulary."""
+        """[m, hidden] -> [m, vocab], or this rank's part of the vocabulary; never of 16 bits, as what follows is summed."""
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else None
         out: Tensor = self.output_layer(hidden[:, None], weight=weight)[0]
-        return out[:, 0]
+        return out[:, 0].to(sum_type(out.dtype))
 
     def hidden(
         self,
@@ -126,7 +127,7 @@ class TreeModel(GPTModel):  # type: ignore[misc]
 
     def _tensor(self, array: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
         like = next(self.parameters())
-        return torch.tensor(array, dtype=dtype or like.dtype, device=like.device)
+        return torch.tensor(array, dtype=dtype or sum_type(like.dtype), device=like.device)
 
 
 def build_model(shape: ModelShape, options: ReplicaOptions, mesh: Mesh = ONE, place: Place | None = None) -> TreeModel:
@@ -221,4 +222,4 @@ def _transformer_config(shape: ModelShape, options: ReplicaOptions, mesh: Mesh) 
 
 
 def _dtype(options: ReplicaOptions) -> torch.dtype:
-    return torch.float64 if options.dtype == "float64" else torch.float32
+    return {"float64": torch.float64, "bfloat16": torch.bfloat16}.get(options.dtype, torch.float32)

@@ -82,9 +82,12 @@ def mesh(config: Config) -> Mesh:
 
 def hyper(config: Config) -> Hyper:
     c = config.optimizer
+    decay = c.decay_steps or config.run.steps
     return Hyper(
-        lr=c.lr, warmup_steps=c.warmup_steps, betas=(c.beta1, c.beta2), eps=c.eps, weight_decay=c.weight_decay, clip=c.clip_norm
-    )
+        lr=c.lr, warmup_steps=c.warmup_steps, betas=(c.beta1, c.beta2), eps=c.eps, weight_decay=c.weight_decay, clip=c.clip_norm,
+        schedule=c.schedule, decay_steps=decay, min_lr=c.min_lr, wsd_steps=c.wsd_steps or max(1, decay // 10),
+        weight_decay_schedule=c.weight_decay_schedule, weight_decay_end=c.weight_decay_end, nonfinite=c.nonfinite,
+    )  # fmt: skip
 
 
 def trainer(launch: Launch, folder: StackFolder, cell: str, holder: str) -> TrainerSettings:
@@ -99,7 +102,7 @@ def trainer(launch: Launch, folder: StackFolder, cell: str, holder: str) -> Trai
         aggregate=config.loss.aggregate, constant=config.loss.constant, reference=reference(config),
         hyper=hyper(config), config_hash=launch.config_hash, secret=folder.cell_key(),
         evaluation=evaluation(config), transfer=config.transfer.kind, transfer_host=launch.host, mesh=mesh(config),
-        scratch=str(folder.scratch / launch.run / cell),
+        scratch=str(folder.scratch / launch.run / cell), dtype=config.training.dtype,
     )  # fmt: skip
 
 
@@ -110,7 +113,7 @@ def replay(config: Config, pinned_hash: str) -> ReplaySettings:
         aggregate=config.loss.aggregate, constant=config.loss.constant,
         reference=reference(config), config_hash=pinned_hash,
         threads=config.cells.threads, admission=admission(config, pinned_hash), loss=loss(config), hyper=hyper(config),
-        mesh=mesh(config),
+        mesh=mesh(config), dtype=config.training.dtype,
     )  # fmt: skip
 
 

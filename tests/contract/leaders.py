@@ -68,7 +68,12 @@ def _lead(link: Connection, folder, mesh: Mesh, options: ReplicaOptions, limit_s
 
     replica = SpreadReplica(ModelShape.of_folder(folder), mesh, options, limit_s=limit_s)
     link.send(replica.parameters.layout)
-    extra = {"train": train, "ranks": lambda r: list(r._crew._pids.values()), "buffer": lambda r: r.gradient_buffer().copy()}
+    extra = {
+        "train": train,
+        "updates": updates,
+        "ranks": lambda r: list(r._crew._pids.values()),
+        "buffer": lambda r: r.gradient_buffer().copy(),
+    }
     while True:
         try:
             method, args, kwargs = link.recv()
@@ -85,7 +90,7 @@ def train(replica, steps, loss) -> str:
     """Hash of the gradients, the optimizer's state and the weights of two updates."""
     from gyre_engine.training.optimizer import AdamW
 
-    optimizer, digest = AdamW(replica.parameters), hashlib.sha256()
+    optimizer, digest = AdamW(replica.parameters, replica.shards()), hashlib.sha256()
     for _ in range(2):
         replica.zero()
         for step in steps:
@@ -94,5 +99,20 @@ def train(replica, steps, loss) -> str:
         digest.update(gradient.tobytes())
         optimizer.apply(gradient, 2, Hyper(lr=1e-3, weight_decay=0.01))
         replica.version += 1
-    digest.update(optimizer.state() + replica.export())
+    digest.update(optimizer.state_hash().encode() + replica.export())
     return digest.hexdigest()
+
+
+def updates(replica, gradients, hyper: Hyper, came_from: str = "", goes_to: str = "") -> tuple[str, bytes]:
+    """Hash of the optimizer's state, and the weights, after updates by these gradients; the state is read and written where said."""
+    from gyre_engine.training.optimizer import AdamW
+
+    optimizer = AdamW(replica.parameters, replica.shards())
+    if came_from:
+        optimizer.restore(came_from)
+    for gradient in gradients:
+        optimizer.apply(gradient, 1, hyper)
+        replica.version += 1
+    if goes_to:
+        optimizer.save(goes_to)
+    return optimizer.state_hash(), replica.export()

@@ -1,11 +1,19 @@
-"""Checkpoints: what was written is read, what was half written does not exist, what was damaged is refused."""
+"""Checkpoints: what was written is read, what was half written does not exist, what was damaged or is of something else is refused."""
 
+import json
 import uuid
 
+import fsspec
+import numpy as np
 import pytest
+import safetensors.torch
+import torch
 
 from gyre_engine.training import checkpoint as checkpoints
-from gyre_engine.training.checkpoint import Checkpoint, CheckpointError
+from gyre_engine.training.checkpoint import Checkpoint, CheckpointError, Origin
+from gyre_engine.training.flat import flatten
+from gyre_engine.training.optimizer import AdamW
+from gyre_engine.training.replica import Hyper
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -14,13 +22,26 @@ def url(request, tmp_path):
 
 
 def of_step(step, weights=b"weights"):
-    return Checkpoint(step, 100 + step, weights, b"moments", {"config.json": b"{}"})
+    data = {"groups_consumed": 4 * step, "groups_dispatched": 4 * step + 8, "draws": 4 * step + 9}
+    return Checkpoint(step, 100 + step, weights, f"state {step}", {"config.json": b"{}"}, data, Origin("m", "float32", "c"))
+
+
+def moments(url):
+    """The state of an optimizer, as one writes it: several files in a folder."""
+    store, root = fsspec.core.url_to_fs(url)
+    store.makedirs(root, exist_ok=True)
+    for name in (".metadata", "__0_0.distcp"):
+        store.pipe_file(f"{root}/{name}", b"moments")
+
+
+def write(url, checkpoint, save=moments):
+    return checkpoints.write(url, checkpoint, save)
 
 
 def test_the_newest_or_the_named_step_is_read_back_whole(url):
     assert checkpoints.steps(url) == []
     for step in (2, 10, 9):
-        checkpoints.write(url, of_step(step))
+        write(url, of_step(step))
     assert checkpoints.steps(url) == [2, 9, 10]
     assert checkpoints.read(url) == of_step(10)
     assert checkpoints.read(url, 2) == of_step(2)
@@ -35,25 +56,121 @@ def test_the_weights_hash_is_that_of_the_image():
 
 
 def test_the_same_again_changes_nothing_and_other_bytes_are_refused(url):
-    folder = checkpoints.write(url, of_step(1))
-    assert checkpoints.write(url, of_step(1)) == folder
+    folder = write(url, of_step(1))
+    assert write(url, of_step(1)) == folder
     with pytest.raises(CheckpointError, match="holds another checkpoint of step 1"):
-        checkpoints.write(url, of_step(1, weights=b"others"))
+        write(url, of_step(1, weights=b"others"))
 
 
 def test_a_write_that_never_ended_does_not_exist(tmp_path):
     url = str(tmp_path)
-    checkpoints.write(url, of_step(1))
+    write(url, of_step(1))
     (tmp_path / "step-00000002").mkdir()
     (tmp_path / "step-00000002" / "model.safetensors").write_bytes(b"half")
     (tmp_path / "step-00000002" / "manifest.json.part").write_bytes(b"{}")
     assert checkpoints.read(url) == of_step(1)
-    checkpoints.write(url, of_step(2))
+    write(url, of_step(2))
     assert checkpoints.read(url) == of_step(2)
 
 
+class Died(BaseException):
+    """The process ends in the middle of a write."""
+
+
+def test_a_write_that_dies_between_the_state_and_the_manifest_does_not_exist_and_is_written_again(url):
+    def dies(place):
+        moments(place)
+        raise Died
+
+    write(url, of_step(1))
+    with pytest.raises(Died):
+        write(url, of_step(2), dies)
+    assert checkpoints.steps(url) == [1]
+    write(url, of_step(2))
+    assert checkpoints.read(url) == of_step(2)
+
+
+def test_a_truncated_manifest_is_named(tmp_path):
+    write(str(tmp_path), of_step(1))
+    manifest = tmp_path / "step-00000001" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:40])
+    with pytest.raises(CheckpointError, match=r"manifest.json is damaged"):
+        checkpoints.read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("origin", "message"),
+    [
+        (Origin("other", "float32", "c"), "another model"),
+        (Origin("m", "bfloat16", "c"), r"another training.dtype \(dtype float32, this run has bfloat16\)"),
+        (Origin("m", "float32", "other"), "another config"),
+    ],
+)
+def test_what_is_of_something_else_is_refused_by_name(tmp_path, origin, message):
+    write(str(tmp_path), of_step(1))
+    stored = checkpoints.read(str(tmp_path))
+    stored.require(Origin("m", "float32", "c"))
+    with pytest.raises(CheckpointError, match=message):
+        stored.require(origin)
+
+
+def test_a_format_from_the_future_is_refused(tmp_path):
+    write(str(tmp_path), of_step(1))
+    manifest = tmp_path / "step-00000001" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
+    with pytest.raises(CheckpointError, match="format 99"):
+        checkpoints.read(str(tmp_path))
+
+
+def trained():
+    """Parameters and their optimizer after two updates."""
+    torch.manual_seed(1)
+    named = [("norm", torch.nn.Parameter(torch.randn(3))), ("matrix", torch.nn.Parameter(torch.randn(5, 3)))]
+    flat = flatten(named)
+    optimizer = AdamW(flat)
+    for seed in (1, 2):
+        optimizer.apply(np.random.default_rng(seed).standard_normal(32).astype(np.float32), 1, Hyper(lr=0.1))
+    return flat, optimizer
+
+
+def test_an_optimizers_state_comes_back_from_any_store_and_the_same_again_is_no_write(url):
+    """Equal states are the same checkpoint, though the files of torch.distributed.checkpoint carry random ids."""
+    _, optimizer = trained()
+    of_it = Checkpoint(2, 7, b"weights", optimizer.state_hash())
+    folder = checkpoints.write(url, of_it, optimizer.save)
+    _, other = trained()
+    assert checkpoints.write(url, Checkpoint(2, 7, b"weights", other.state_hash()), other.save) == folder
+    _, third = trained()
+    third.apply(np.ones(32, dtype=np.float32), 1, Hyper(lr=0.1))
+    assert third.state_hash() != of_it.state_hash
+    third.restore(checkpoints.read(url).state)
+    assert third.state_hash() == of_it.state_hash
+
+
+def test_a_checkpoint_of_before_is_read(tmp_path):
+    """Format 1: the moments over the whole flat layout in one file, and a manifest that says less. Its tensors by hand."""
+    flat, optimizer = trained()
+    moments = {f"exp_avg{k}": torch.arange(32, dtype=torch.float32) * (1 + len(k)) for k in ("", "_sq")}
+    folder = tmp_path / "step-00000002"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "optimizer.safetensors").write_bytes(safetensors.torch.save({"step": torch.tensor(2), **moments}))
+    digests = {f.name: checkpoints.hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
+    (folder / "manifest.json").write_text(json.dumps({"step": 2, "position": 7, "sha256": digests}))
+    stored = checkpoints.read(str(tmp_path))
+    stored.require(Origin("m", "float32", "c"))
+    assert (stored.position, stored.weights) == (7, b"weights")
+    optimizer.restore(stored.state)
+    before, grad = flat.weights.clone(), np.zeros(32, dtype=np.float32)
+    optimizer.apply(grad, 1, Hyper(lr=0.1, betas=(0.9, 0.999), eps=1e-8))
+    m, v = 0.9 * np.arange(32), 0.999 * 4 * np.arange(32)
+    expected = before.numpy() - 0.1 * (m / (1 - 0.9**3)) / (np.sqrt(v / (1 - 0.999**3)) + 1e-8)
+    inside = [*range(15), *range(16, 19)]
+    assert np.allclose(flat.weights.numpy()[inside], expected[inside], rtol=1e-5)
+
+
 def test_damage_is_named(tmp_path):
-    checkpoints.write(str(tmp_path), of_step(1))
+    write(str(tmp_path), of_step(1))
     (tmp_path / "step-00000001" / "model.safetensors").write_bytes(b"weightz")
     with pytest.raises(CheckpointError, match=r"model.safetensors is damaged"):
         checkpoints.read(str(tmp_path))
@@ -64,7 +181,7 @@ def test_damage_is_named(tmp_path):
 
 def test_pruning_keeps_the_newest_up_to_the_named_step(url):
     for step in range(1, 7):
-        checkpoints.write(url, of_step(step))
+        write(url, of_step(step))
     assert checkpoints.prune(url, 5, keep=2) == [1, 2, 3]
     assert checkpoints.steps(url) == [4, 5, 6]
     assert checkpoints.prune(url, 5, keep=2) == []
@@ -72,7 +189,7 @@ def test_pruning_keeps_the_newest_up_to_the_named_step(url):
 
 def test_pruning_takes_what_was_half_written_before(tmp_path):
     for step in (1, 4):
-        checkpoints.write(str(tmp_path), of_step(step))
+        write(str(tmp_path), of_step(step))
     (tmp_path / "step-00000003").mkdir()
     (tmp_path / "step-00000003" / "model.safetensors").write_bytes(b"half")
     assert checkpoints.prune(str(tmp_path), 4, keep=1) == [1, 3]
@@ -83,12 +200,12 @@ def test_pruning_takes_what_was_half_written_before(tmp_path):
 def test_nothing_is_pruned_for_a_checkpoint_that_cannot_be_read(tmp_path, damage):
     url, newest = str(tmp_path), tmp_path / "step-00000002"
     for step in (1, 2):
-        checkpoints.write(url, of_step(step))
+        write(url, of_step(step))
     match damage:
         case "damaged":
-            (newest / "optimizer.safetensors").write_bytes(b"momentz")
+            (newest / "optimizer" / "__0_0.distcp").write_bytes(b"momen")
         case "missing":
-            (newest / "optimizer.safetensors").unlink()
+            (newest / "optimizer" / "__0_0.distcp").unlink()
         case _:
             (newest / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=damage):

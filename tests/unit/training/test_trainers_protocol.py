@@ -66,6 +66,9 @@ class CountingReplica:
     def gradient_buffer(self) -> NDArray[np.float32]:
         return self._buffer
 
+    def finite(self) -> bool:
+        return bool(np.isfinite(self._buffer).all())
+
     def logprobs(self, ids: NDArray[np.int32], *, temperature: float | None = None) -> NDArray[np.float32]:
         return np.zeros(len(ids) - 1, dtype=np.float32)
 
@@ -86,10 +89,12 @@ class CountingOptimizer:
         self._replica.weights = self._replica.weights + gradient_sum
         return UpdateMetrics(1, 0.0, 1.0, 0.0)
 
-    def state(self) -> bytes:
-        return b""
+    def state_hash(self) -> str:
+        return "of no state"
 
-    def restore(self, state: bytes) -> None: ...
+    def save(self, url: str) -> None: ...
+
+    def restore(self, url: str) -> None: ...
 
 
 class Bench:

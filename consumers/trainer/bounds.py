@@ -1,0 +1,27 @@
+"""What a trainer refuses to compute, before any gradient is added: pure."""
+
+from __future__ import annotations
+
+from gyre_engine.batching import PackedMicroStep
+from gyre_engine.events.training import StepOpened
+from gyre_engine.training.ledger import Ledger
+from gyre_engine.training.replica import TrainingError
+
+
+def require_budget(name: str, pack: PackedMicroStep, budget: int, context: int) -> None:
+    """Raises TrainingError for a micro-step that is larger than this run's are. Only a single path may be longer than the budget."""
+    if pack.tokens > max(budget, context):
+        raise TrainingError(
+            f"micro-step {name} has {pack.tokens} tokens, batch.micro_step_tokens is {budget} and model.context {context}: it was "
+            "packed under another config"
+        )
+
+
+def require_known_weights(ledger: Ledger, opened: StepOpened) -> None:
+    """Raises TrainingError for a step that was opened on weights which no committed step has left."""
+    before = ledger.committed
+    if before is not None and opened.weights_hash != before.weights_hash:
+        raise TrainingError(
+            f"step {opened.step} was opened on weights {opened.weights_hash[:16]}, which nobody knows: step {before.step} was "
+            f"committed with {before.weights_hash[:16]}"
+        )
