@@ -180,8 +180,10 @@ class TrainingReplica(Protocol):
 class Hyper:
     """`[optimizer]` of a run. What of it changes from update to update is `gyre_engine.training.schedule`'s to say.
 
-    lr:            learning rate after warm-up
-    warmup_steps:  steps over which it rises linearly from lr / warmup_steps
+    lr, min_lr:    learning rate after warm-up, and the least that `schedule` comes down to
+    warmup_steps:  updates over which it rises linearly from lr / warmup_steps
+    schedule:      constant, linear, cosine, wsd or inverse-square-root
+    decay_steps:   the update that has min_lr, warm-up included; of wsd the last wsd_steps come down
     betas, eps, weight_decay: AdamW's; norms and biases do not decay
     clip:          largest gradient norm; 0 turns clipping off
     """
@@ -194,10 +196,13 @@ class Hyper:
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip: float = 1.0
-
-    def rate(self, step: int) -> float:
-        """Learning rate of step 1, 2, ..."""
-        return self.lr * min(1.0, step / self.warmup_steps) if self.warmup_steps else self.lr
+    schedule: str = "constant"
+    decay_steps: int = 0
+    min_lr: float = 0.0
+    wsd_steps: int = 1
+    weight_decay_schedule: str = "constant"
+    weight_decay_end: float = 0.0
+    nonfinite: str = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +219,11 @@ class UpdateMetrics:
 
 
 class Optimizer(Protocol):
+    skipped: bool = False
+
+
+class NonFiniteGradient(TrainingError):
+    """The merged gradient holds NaN or infinity; weights and optimizer are as they were."""
     """The only optimizer state of a run; changes the weights of the core's replica in place."""
 
     def apply(self, gradient_sum: NDArray[np.float32], divisor: int, hyper: Hyper) -> UpdateMetrics:
@@ -222,11 +232,6 @@ class Optimizer(Protocol):
     def state_hash(self) -> str:
         """SHA-256 over the state's tensors, hex: equal states give equal hashes, however many ranks hold them."""
 
-    skipped: bool = False
-
-
-class NonFiniteGradient(TrainingError):
-    """The merged gradient holds NaN or infinity; weights and optimizer are as they were."""
     def save(self, url: str) -> None:
         """Write the state into the folder at an fsspec URL."""
 
