@@ -15,7 +15,7 @@ ARCHITECTURES = ("qwen3", "qwen3_moe", "qwen2", "llama")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes and switches of a decoder with grouped queries, RoPE, RMS norms and a gated feed-forward (ffn: where it has no experts)."""
+    """Sizes and switches of a decoder with grouped queries, RoPE, RMS norms and a gated feed-forward; ffn: without experts."""
 
     architecture: str
     vocab: int

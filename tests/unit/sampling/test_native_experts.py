@@ -16,6 +16,7 @@ from gyre_engine.experts import Experts
 from gyre_engine.sampling import Chunk, Completion, FinishReason, SamplingParams
 from gyre_engine.sampling.kv import KvPages
 from gyre_engine.sampling.native.batcher import Batcher, Limits
+from gyre_engine.sampling.native.fresh import write_fresh_model
 from gyre_engine.sampling.native.sampler import request_key
 from gyre_engine.sampling.native.sequence import Sequence
 from gyre_engine.sampling.native.shape import ModelShape, read_shape
@@ -24,7 +25,7 @@ from gyre_engine.sampling.port import GenerateRequest
 from gyre_engine.sampling.sglang import _body
 from gyre_engine.sampling.sglang_stream import Reading
 from producers.cells.engine_wire import parse_generate, render_answer
-from tests.unit.sampling.conftest import TINY, write_fresh_model
+from tests.unit.sampling.conftest import TINY
 
 EXPERTS = Experts(count=6, chosen=2, ffn=20, normed=True, layers=(0, 2))
 MIXTURE = replace(TINY, architecture="qwen3_moe", layers=3, experts=EXPERTS, tied=False)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre_engine.sampling import Chunk, Completion, FinishReason, MismatchedOutput
 from gyre_engine.experts import BadRouting, Experts
+from gyre_engine.sampling import Chunk, Completion, FinishReason, MismatchedOutput
 from gyre_engine.sampling.port import EngineFailed, GenerateRequest
 from gyre_engine.sampling.sglang_stream import Reading, routed_of_all_layers
 
