@@ -41,8 +41,8 @@ class ReplaySettings:
     admission: AdmissionSettings
     loss: LossConfig = field(default_factory=LossConfig)
     hyper: Hyper = field(default_factory=Hyper)
-    mesh: Mesh = ONE
     dtype: str = "float32"
+    mesh: Mesh = ONE
     """That of the run's cells: sums over other ranks round differently."""
     constant: int = 0
     """For the aggregate of that name."""
@@ -93,7 +93,7 @@ class _Trainer:
         options = ReplicaOptions(temperature=settings.temperature, dtype=settings.dtype)
         self._replica = open_replica(model, options, settings.mesh)
         self._replica.load(model, 0)
-        self._optimizer = AdamW(self._replica.parameters)
+        self._optimizer = AdamW(self._replica.parameters, self._replica.shards())
         names = history.needed_micro_steps()
         events = (r.event for r in log.read("micro-steps"))
         self._logged = {e.micro_step: e for e in events if isinstance(e, MicroStep) and e.micro_step in names}

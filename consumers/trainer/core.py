@@ -225,7 +225,6 @@ class Core:
         self._commit(step, done)
         return True
 
-    def _commit(self, step: OpenStep, done: UpdateMetrics | None) -> None:
     def _update(self, step: OpenStep, buffers: list[Buffer]) -> UpdateMetrics | None:
         """Raises TrainingError, with the weights as they were, where the gradient is not finite and such steps are not skipped."""
         try:
@@ -250,6 +249,7 @@ class Core:
         logger.error("%s", text)
         return text
 
+    def _commit(self, step: OpenStep, done: UpdateMetrics | None) -> None:
         opened = step.opened
         with self._times.during("merge"):
             weights_hash = self._publisher.export()

@@ -95,8 +95,8 @@ class Trainer(Consumer):
         self._replica.close()
 
     def _take_over(self) -> Core:
-        from gyre_engine.training.optimizer import AdamW
         from gyre_engine.training.flat import layout_digest
+        from gyre_engine.training.optimizer import AdamW
 
         settings, pen, board = self._settings, self._pen, self._board
         optimizer = AdamW(self._replica.parameters, self._replica.shards())

@@ -72,6 +72,11 @@ class MegatronReplica:
             hidden = self._model.hidden(ids, np.arange(count), np.full(count, count, dtype=np.int32))
             return self._model.following(hidden, ids, temperature)
 
+    def target_logprobs(self, step: PackedMicroStep) -> NDArray[np.float32]:
+        """See the port."""
+        with torch.no_grad():
+            return self._model.scores(self._model.hidden(step.ids, step.position, step.end), step)
+
     def export(self) -> bytes:
         """See the port."""
         return image_of(self.parameters, self.shape)
@@ -102,14 +107,14 @@ def image_of(parameters: FlatParameters, shape: ModelShape) -> bytes:
     return save(state, metadata={"format": "pt"})
 
 
-def _join_a_world_of_one() -> None:
-    """What Megatron asks for, without a port to fight for."""
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    if not parallel_state.model_parallel_is_initialized():
 def all_finite(gradients: Tensor) -> bool:
     """Their sum is finite where each is, and one pass over the memory; where it is not, it may only be too large."""
     return bool(torch.isfinite(gradients.sum())) or bool(torch.isfinite(gradients).all())
 
 
+def _join_a_world_of_one() -> None:
+    """What Megatron asks for, without a port to fight for."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(1, 1)

@@ -143,6 +143,19 @@ class Rank:
         self._mail.settle()
         return None
 
+    def target_logprobs(self, step: PackedMicroStep | None) -> NDArray[np.float32] | None:
+        """As the port's of this rank's share of a micro-step, from one rank of the last stage."""
+        if step is None:
+            return None
+        with torch.no_grad():
+            found = [self._scores(piece) for piece in split(step, self._mesh.pipeline)]
+        self._mail.settle()
+        return joined(step, self._mesh.pipeline, found) if self._speaks else None
+
+    def _scores(self, step: PackedMicroStep) -> NDArray[np.float32]:
+        out = self._forward(step).out
+        return self._model.scores(out, step) if self._after is None else np.empty(0, np.float32)
+
     @property
     def _speaks(self) -> bool:
         """The ranks that share matrices measure the same: one of them says it."""

@@ -166,6 +166,9 @@ class TrainingReplica(Protocol):
         """float32[n - 1]: log-probability of ids[1:], each given what stands before it, at `temperature` (None: the run's);
         no gradient. The gap probe asks for 1, as engines score prompts unscaled."""
 
+    def target_logprobs(self, step: PackedMicroStep) -> NDArray[np.float32]:
+        """float32[m]: log-probabilities of the micro-step's targets under the weights held, at the run's temperature; no gradient."""
+
     def export(self) -> bytes:
         """The weights as a Hugging Face safetensors image, fp32 or bf16, names sorted: equal weights give equal bytes."""
 
@@ -185,14 +188,14 @@ class Hyper:
     schedule:      constant, linear, cosine, wsd or inverse-square-root
     decay_steps:   the update that has min_lr, warm-up included; of wsd the last wsd_steps come down
     betas, eps, weight_decay: AdamW's; norms and biases do not decay
+    weight_decay_schedule, weight_decay_end: how it rises over decay_steps, and to what
     clip:          largest gradient norm; 0 turns clipping off
+    nonfinite:     a gradient with NaN or infinity: `stop` raises, `skip` leaves the weights as they are
     """
 
     lr: float = 1e-6
     warmup_steps: int = 0
-    weight_decay_schedule, weight_decay_end: how it rises over decay_steps, and to what
     betas: tuple[float, float] = (0.9, 0.999)
-    nonfinite:     a gradient with NaN or infinity: `stop` raises, `skip` leaves the weights as they are
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip: float = 1.0
@@ -216,14 +219,14 @@ class UpdateMetrics:
     grad_norm: float
     clip_scale: float
     lr: float
-
-
-class Optimizer(Protocol):
     skipped: bool = False
 
 
 class NonFiniteGradient(TrainingError):
     """The merged gradient holds NaN or infinity; weights and optimizer are as they were."""
+
+
+class Optimizer(Protocol):
     """The only optimizer state of a run; changes the weights of the core's replica in place."""
 
     def apply(self, gradient_sum: NDArray[np.float32], divisor: int, hyper: Hyper) -> UpdateMetrics:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from gyre_engine.batching.microstep import PackedMicroStep
-from gyre_engine.batching.splitting import split
+from gyre_engine.batching.splitting import joined, split
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training.crew import LIMIT_S, Crew
 from gyre_engine.training.flat import FlatParameters, Slot, allocate
@@ -109,6 +109,17 @@ class SpreadReplica:
         self._tell_all("logprobs", ids, temperature)
         found = [self._own.logprobs(ids, temperature), *self._answers()]
         return next(each for each in found if each is not None)
+
+    def target_logprobs(self, step: PackedMicroStep) -> NDArray[np.float32]:
+        """See the port."""
+        self._hand_out()
+        shares = dict(enumerate(split(step, self.mesh.data)))
+        for rank in self._others:
+            self._crew.tell(rank, "target_logprobs", shares.get(self.mesh.place(rank).data))
+        found = {LEADER: self._own.target_logprobs(shares[self._own.place.data])}
+        found |= {rank: self._crew.answer(rank) for rank in self._others}
+        of_share = {self.mesh.place(rank).data: values for rank, values in found.items() if values is not None}
+        return joined(step, self.mesh.data, [of_share[number] for number in shares])
 
     def export(self) -> bytes:
         """See the port."""
