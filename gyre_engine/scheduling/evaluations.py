@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_GROUP = re.compile(r"(v\d{3,}-.+)-\d{4,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +40,14 @@ class EvaluationPlan:
 def evaluation_name(version: int, split: str) -> str:
     """`v020-val`"""
     return f"v{version:03d}-{split}"
+
+
+def evaluation_group(evaluation: str, number: int) -> str:
+    """Name of one of its groups: `v020-val-0003`; groups that train are named otherwise."""
+    return f"{evaluation}-{number:04d}"
+
+
+def evaluation_of(group: str) -> str | None:
+    """The evaluation that a group belongs to, by its name; None: it trains."""
+    match = _GROUP.fullmatch(group)
+    return match[1] if match else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gyre_engine.events.executions import Dispatched, execution_name
 from gyre_engine.scheduling.classes import ClassPlan
-from gyre_engine.scheduling.evaluations import evaluation_name
+from gyre_engine.scheduling.evaluations import evaluation_group, evaluation_name
 from gyre_engine.tasks import Catalog, Draw, DrawOrder
 
 
@@ -61,7 +61,7 @@ class Evaluation:
     def groups(self, harness: str) -> Iterator[Dispatched]:
         """Its executions, group by group."""
         for number, (source, query) in enumerate(self.tasks):
-            group = f"{self.name}-{number:04d}"
+            group = evaluation_group(self.name, number)
             for index in range(self.samples):
                 yield Dispatched(
                     execution=execution_name(group, index, 0), group=group, index=index, attempt=0, group_size=self.samples,

@@ -1,0 +1,117 @@
+"""Events on `training` that say what a step came to: derived from the ledger and its sources, never part of what it decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gyre_engine.events.envelope import Event, event
+
+
+@dataclass(frozen=True, slots=True)
+class DriftAt:
+    """Current against behaviour policy on the trained tokens that were `staleness` versions old; log_ratio_mean: mean absolute."""
+
+    staleness: int
+    tokens: int
+    ratio_mean: float
+    ratio_max: float
+    log_ratio_mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemberTime:
+    """Where a member's time went in a step, seconds by its own clock (docs/metrics.md)."""
+
+    cell: str
+    member_epoch: int
+    micro_steps: int
+    trained_tokens: int
+    compute_s: float
+    wait_s: float
+    merge_s: float
+    publish_s: float
+
+
+@event("step-reported", topic="training", key="run")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReported(Event):
+    """What a committed step came to (docs/metrics.md says how each figure is made). The first of a step on the ledger counts."""
+
+    step: int
+    attempt: int
+    core_epoch: int
+    opened_at: int
+    committed_at: int
+    seconds: float
+    """From opening to commit."""
+    skipped: bool
+    """The gradient was not finite and the weights stayed."""
+    loss: float
+    """An execution's, as in step-committed: policy_loss + kl_loss + entropy_loss."""
+    policy_loss: float
+    kl_loss: float
+    entropy_loss: float
+    grad_norm: float
+    """Before clipping."""
+    lr: float | None
+    entropy: float | None
+    """Of the policy, a trained token, nats; none where it was not measured."""
+    kl: float | None
+    """Estimate of KL(behaviour, current), a trained token, nats."""
+    reference_kl: float | None
+    """Estimate of KL(current, reference), a trained token; none without a reference."""
+    clip_fraction: float
+    ratio_max: float | None
+    """Largest importance weight, current over behaviour."""
+    ratio_tails: dict[str, float]
+    """Share of the trained tokens whose importance weight lies above_2, above_5, above_10, below_0.5, below_0.2, below_0.1."""
+    ratio_tail_tokens: dict[str, int]
+    """The same as counts."""
+    drift: tuple[DriftAt, ...]
+    gap_version: int | None
+    """Newest version at which some engine's gap to the trainer was known when this was written."""
+    gap_max: float | None
+    gap_mean: float | None
+    gap_cells: int
+    trained_tokens: int
+    packed_tokens: int
+    sampled_tokens: int
+    """By all policy calls of the step's groups, also those of executions that do not train."""
+    delivered_tokens: int
+    """Of these, those that stand in a trajectory tree."""
+    delivered: float
+    """delivered_tokens / sampled_tokens."""
+    trained: float
+    """trained_tokens / sampled_tokens."""
+    path_tokens: int
+    """Tokens of the selected trajectories from root to leaf, each counted whole."""
+    dedup_ratio: float | None
+    """path_tokens / packed_tokens; none where nothing was packed."""
+    step_groups: int
+    decided_groups: int
+    """Since the last step, whether they train or not."""
+    zero_variance_groups: int
+    """Of the decided ones."""
+    untrained_groups: dict[str, int]
+    """Of the decided ones, by reason."""
+    trained_executions: int
+    scored_executions: int
+    discarded_executions: int
+    failed_executions: int
+    """Their evaluation failed for good."""
+    left_out_executions: dict[str, int]
+    """All attempts of the step's groups that do not count, by reason; discarded and failed among them."""
+    reward_mean: float
+    """Over the scored executions of the step's groups."""
+    reward_deviation: float
+    reward_min: float
+    reward_max: float
+    staleness_max: int
+    staleness_mean: float
+    data_s: float | None
+    """How long the core had been ready before the step's batch was there."""
+    members: tuple[MemberTime, ...]
+    released_members: int
+    """Members that were released in the middle of the step."""
+    resume: dict[str, int] = field(default_factory=dict)
+    """`topic/partition` -> offset from which whoever makes the next report must read."""

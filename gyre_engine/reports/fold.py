@@ -1,0 +1,198 @@
+"""Knows when a committed step can be reported, whichever topic is read first, and makes the report.
+
+State, all of it: the open step; the committed steps that are not reported; of each decided group that no reported step has consumed
+its counts, of each undecided one the node lengths of its closed trees; the newest version's gaps, one a cell; one name a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from gyre_engine.events import Recorded, derived_id
+from gyre_engine.events.calls import TreeClosed
+from gyre_engine.events.cells import ProbeGap
+from gyre_engine.events.executions import UnknownExecution, place_of
+from gyre_engine.events.reports import StepReported
+from gyre_engine.events.training import GroupAdmitted, MemberReleased, StepCommitted, StepOpened
+from gyre_engine.reports.groups import Decision, GroupTokens, TreeCounts, group_tokens
+from gyre_engine.reports.steps import CommittedStep, StepGroups, step_reported
+from gyre_engine.scheduling.evaluations import evaluation_of
+from gyre_engine.training.ledger import Ledger, apply
+
+DERIVATION, VERSION = "step-report", 1
+REREAD = ("trees", "cells")
+"""Topics of which a successor reads only what a report says is still needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report to write: its id, the event that it follows from and that event's time."""
+
+    event: StepReported
+    id: str
+    cause: str
+    at: int
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is known of a group that no reported step has consumed."""
+
+    decision: Decision | None = None
+    trees: dict[str, TreeCounts] = field(default_factory=dict)
+    tokens: GroupTokens | None = None
+
+    def settle(self) -> None:
+        """Once decided and all its trees are there, only their counts stay."""
+        if self.decision is not None and self.tokens is None:
+            self.tokens = group_tokens(self.decision, self.trees)
+            known = self.decision.leaves.keys()
+            self.trees = {} if self.tokens else {name: tree for name, tree in self.trees.items() if name in known}
+
+
+class Reports:
+    """The fold over `training`, `trajectories`, `trees` and `cells` of one run, each partition in its order."""
+
+    def __init__(self, config_hash: str = "") -> None:
+        self.config_hash = config_hash
+        self.reported = 0
+        """The last step that the ledger holds a report of."""
+        self.resume: Mapping[str, int] = {}
+        """That report's word on where to begin."""
+        self._ledger = Ledger()
+        self._opened_at = self._released = 0
+        self._committed: list[CommittedStep] = []
+        self._groups: dict[str, _Group] = {}
+        self._over: set[str] = set()
+        self._uncounted: list[Decision] = []
+        self._gaps: dict[str, Recorded] = {}
+        self._next: dict[tuple[str, int], int] = {}
+
+    def see(self, record: Recorded) -> list[Report]:
+        """The reports that can be made now, in the order of the steps."""
+        if record.topic in REREAD:
+            self._next[record.topic, record.partition] = record.offset + 1
+        match record.event:
+            case GroupAdmitted() as event:
+                self._decide(event, record)
+            case TreeClosed() as event:
+                self._grow(event, record)
+            case ProbeGap() as event:
+                return self._measure(event, record)
+            case StepReported() as event:
+                self._read_back(event)
+            case _ if record.topic == "training":
+                self._follow_ledger(record)
+            case _:
+                return []
+        return list(self._due())
+
+    def _follow_ledger(self, record: Recorded) -> None:
+        before, event = self._ledger, record.event
+        self._ledger = after = apply(before, event)
+        if isinstance(event, StepOpened) and after.open is not None and after.open.opened is event:
+            self._opened_at, self._released = record.at, 0
+        elif isinstance(event, MemberReleased) and after.open is not before.open:
+            self._released += 1
+        elif isinstance(event, StepCommitted) and after.committed is event and before.open is not None:
+            seals = tuple(m.sealed for m in before.open.members.values() if m.sealed is not None)
+            self._committed.append(
+                CommittedStep(
+                    before.open.opened, self._opened_at, event, record.id, record.at, before.core_cell, seals, self._released
+                )
+            )
+
+    def _decide(self, event: GroupAdmitted, record: Recorded) -> None:
+        if event.group in self._over:
+            return
+        group = self._groups.setdefault(event.group, _Group())
+        if group.decision is None:
+            group.decision = Decision.of(event, record.id, record.offset)
+            self._uncounted.append(group.decision)
+            group.settle()
+
+    def _grow(self, event: TreeClosed, record: Recorded) -> None:
+        name = _training_group(event.execution)
+        if name is None or name in self._over:
+            return
+        group = self._groups.setdefault(name, _Group())
+        if group.tokens is None:
+            group.trees.setdefault(event.execution, TreeCounts.of(event, record.partition, record.offset))
+            group.settle()
+
+    def _measure(self, event: ProbeGap, record: Recorded) -> list[Report]:
+        """Makes none due. What KV of older weights does is not the engine's gap: it is told apart."""
+        newest = max((gap.version for gap in self._measured()), default=-1)
+        if event.version > newest and not event.kept_tokens:
+            self._gaps.clear()
+        if event.version >= newest and not event.kept_tokens:
+            self._gaps.setdefault(event.cell, record)
+        return []
+
+    def _measured(self) -> list[ProbeGap]:
+        return [r.event for _, r in sorted(self._gaps.items()) if isinstance(r.event, ProbeGap)]
+
+    def _read_back(self, event: StepReported) -> None:
+        if event.step <= self.reported:
+            return
+        self.reported, self.resume = event.step, event.resume
+        for place, offset in event.resume.items():
+            topic, _, partition = place.rpartition("/")
+            self._next.setdefault((topic, int(partition)), offset)
+        self._committed = [_told(s) if s.opened.step <= event.step else s for s in self._committed]
+
+    def _due(self) -> Iterator[Report]:
+        while self._committed and self._is_complete(step := self._committed[0]):
+            del self._committed[0]
+            groups = self._take(step)
+            if step.opened.step > self.reported:
+                yield self._made(step, groups)
+
+    def _is_complete(self, step: CommittedStep) -> bool:
+        """Of one that is reported only the decisions are waited for: they say what was decided by then."""
+        groups = [self._groups.get(name, _Group()) for name in step.opened.groups]
+        told = step.opened.step <= self.reported
+        return all(g.decision is not None and (told or g.tokens is not None) for g in groups)
+
+    def _take(self, step: CommittedStep) -> StepGroups:
+        """The step's groups leave the state, and what stands on `trajectories` up to the last of them counts as decided."""
+        found = [self._groups.pop(name) for name in step.opened.groups]
+        self._over.update(step.opened.groups)
+        decisions = [g.decision for g in found if g.decision is not None]
+        last = max((d.offset for d in decisions), default=-1)
+        decided = [d for d in self._uncounted if d.offset <= last]
+        self._uncounted = [d for d in self._uncounted if d.offset > last]
+        return StepGroups(decisions, [g.tokens for g in found if g.tokens is not None], decided)
+
+    def _made(self, step: CommittedStep, groups: StepGroups) -> Report:
+        event = step_reported(step, groups, self._measured(), self._positions())
+        gaps = tuple(sorted(record.id for record in self._gaps.values()))
+        return Report(
+            event, derived_id((step.id, *groups.causes, *gaps), DERIVATION, VERSION, self.config_hash), step.id, step.at
+        )
+
+    def _positions(self) -> dict[str, int]:
+        """Lowest offsets that a report to come may need; what is not held any more is behind all of them."""
+        needed = dict(self._next)
+        held = [("cells", record.partition, record.offset) for record in self._gaps.values()]
+        for group in self._groups.values():
+            held += [("trees", tree.partition, tree.offset) for tree in group.trees.values()]
+            held += [("trees", partition, offset) for partition, offset in (group.tokens.first if group.tokens else {}).items()]
+        for topic, partition, offset in held:
+            needed[topic, partition] = min(offset, needed[topic, partition])
+        return {f"{topic}/{partition}": offset for (topic, partition), offset in sorted(needed.items())}
+
+
+def _training_group(execution: str) -> str | None:
+    """The group of an execution that may train; None for one of an evaluation, or of a name that says no group."""
+    try:
+        name = place_of(execution)[0]
+    except UnknownExecution:
+        return None
+    return name if evaluation_of(name) is None else None
+
+
+def _told(step: CommittedStep) -> CommittedStep:
+    """What is still needed of a step that has its report: its groups."""
+    return replace(step, opened=replace(step.opened, micro_steps=(), scores=()), seals=())
