@@ -153,8 +153,11 @@ class Rank:
         return joined(step, self._mesh.pipeline, found) if self._speaks else None
 
     def _scores(self, step: PackedMicroStep) -> NDArray[np.float32]:
-        out = self._forward(step).out
-        return self._model.scores(out, step) if self._after is None else np.empty(0, np.float32)
+        out = self._model.hidden(step.ids, step.position, step.end, self._receive(self._before, step.tokens))
+        if self._after is None:
+            return self._model.scores(out, step)
+        self._mail.send(out, self._after)
+        return np.empty(0, np.float32)
 
     @property
     def _speaks(self) -> bool:

@@ -71,6 +71,7 @@ def _lead(link: Connection, folder, mesh: Mesh, options: ReplicaOptions, limit_s
     extra = {
         "train": train,
         "updates": updates,
+        "reference": scored,
         "ranks": lambda r: list(r._crew._pids.values()),
         "buffer": lambda r: r.gradient_buffer().copy(),
     }
@@ -84,6 +85,12 @@ def _lead(link: Connection, folder, mesh: Mesh, options: ReplicaOptions, limit_s
         except Exception as error:
             found = error
         link.send(found)
+
+
+def scored(replica, folder, steps):
+    from gyre_engine.training.reference import BorrowedReplica
+
+    return BorrowedReplica(replica, folder).score(steps)
 
 
 def train(replica, steps, loss) -> str:

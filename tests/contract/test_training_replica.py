@@ -194,6 +194,27 @@ def test_logprobs_are_those_of_transformers(replica_of, folder, family, temperat
     assert np.abs(found - expected.numpy()).max() <= 1e-5
 
 
+def test_target_logprobs_are_those_of_their_paths_and_change_nothing(replica_of, folder):
+    """In the order of the targets, also where a micro-step is divided among ranks; neither gradients nor weights change."""
+    works = [*forest(), *four_executions()]
+    replica, model, (step,) = replica_of("qwen3", temperature=0.9), reference(folder("qwen3")), pack(works, 1000)
+    before = replica.weights_hash()
+    replica.zero()
+    found = replica.target_logprobs(step)
+    assert found.dtype == np.float32
+    paths = {item.execution: list(paths_of(item)) for item in works}
+    expected = np.empty(step.targets)
+    with torch.no_grad():
+        for name, first, count in step.executions:
+            for index, path in enumerate(paths[name]):
+                logits = model(torch.from_numpy(path[None, :-1])).logits[0, -1] / 0.9
+                expected[first + index] = torch.log_softmax(logits, -1)[path[-1]]
+            assert count == len(paths[name])
+    assert np.abs(found - expected).max() <= 1e-5
+    assert replica.target_logprobs(step).tobytes() == found.tobytes()
+    assert replica.weights_hash() == before and not replica.gradient_buffer().any()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_gradient_of_a_tree_is_that_of_its_paths(replica_of, folder, family):
     replica, model = replica_of(family, temperature=0.9), reference(folder(family))

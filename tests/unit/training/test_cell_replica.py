@@ -1,15 +1,19 @@
 """A cell of several ranks against one process: real processes over gloo. The whole contract on them is slow: tests/contract."""
 
 import os
+import shutil
 import signal
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from gyre_engine.batching import pack
 from gyre_engine.losses import LossConfig
 from gyre_engine.training.mesh import Mesh
+from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
 from tests.contract.leaders import Leader, LeaderGone
 from tests.contract.test_training_replica import folder, forest, four_executions, gradient, one_process, relative  # noqa: F401
@@ -36,9 +40,10 @@ def lead(folder):  # noqa: F811
 
 
 def measured(replica, steps):
+    """With all terms of the loss."""
     replica.zero()
-    loss = LossConfig(cap=1e9, measure_entropy=True)
-    metrics = [replica.accumulate(step, loss) for step in steps]
+    loss = LossConfig(cap=1e9, kl=0.1, entropy=0.02)
+    metrics = [replica.accumulate(replace(step, reference=step.logprobs), loss) for step in steps]
     return np.array(replica.gradient_buffer()), metrics
 
 
@@ -61,6 +66,9 @@ def test_two_ranks_do_what_one_process_does(lead, folder, mesh, family, dtype, b
             )
             assert two.loss == pytest.approx(one.loss, rel=1e-5)
             assert two.entropy_sum == pytest.approx(one.entropy_sum, rel=1e-5)
+            assert (two.kl_sum, two.kl_loss) == pytest.approx((one.kl_sum, one.kl_loss), rel=1e-4)
+            assert two.kl_sum > 0 > two.entropy_loss
+        assert all(np.abs(cell.target_logprobs(step) - alone.target_logprobs(step)).max() <= 1e-5 for step in steps)
     ids = np.arange(40, dtype=np.int32)
     assert np.abs(cell.logprobs(ids) - alone.logprobs(ids)).max() <= 1e-5
     assert (cell.export(), cell.weights_hash()) == (alone.export(), alone.weights_hash())
@@ -76,6 +84,20 @@ def test_updates_reach_the_ranks_and_come_out_the_same_every_time(lead, folder, 
     alone = one_process(folder("qwen3"))
     alone.load(after.export(), 5)
     assert np.abs(after.logprobs(steps[0].ids) - alone.logprobs(steps[0].ids)).max() <= 1e-5
+
+
+def test_a_reference_is_scored_by_the_ranks_that_hold_the_policy(lead, folder, tmp_path):  # noqa: F811
+    """Its weights go out to them and the policy's come back."""
+    path = tmp_path / "other"
+    shutil.copytree(folder("qwen3"), path)
+    state = {name: tensor * 1.1 for name, tensor in load_file(path / "model.safetensors").items()}
+    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+    steps, cell, alone = pack(forest(), 30), lead(Mesh(tensor=2)), one_process(folder("qwen3"))
+    own = [cell.target_logprobs(step) for step in steps]
+    found, expected = cell.call("reference", path, steps), BorrowedReplica(alone, path).score(steps)
+    for one, two, before, step in zip(expected, found, own, steps, strict=True):
+        assert np.abs(one - two).max() <= 1e-5 < np.abs(two - before).max()
+        assert cell.target_logprobs(step).tobytes() == before.tobytes()
 
 
 @pytest.mark.slow
