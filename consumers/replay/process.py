@@ -24,6 +24,7 @@ from gyre_engine.training.history import CommittedStep, History, history_of, tra
 from gyre_engine.training.merge import ReplayDiverged
 from gyre_engine.training.mesh import ONE, Mesh
 from gyre_engine.training.opening import open_replica
+from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.training.replica import Hyper, ReplicaOptions
 
 
@@ -94,6 +95,7 @@ class _Trainer:
         self._replica = open_replica(model, options, settings.mesh)
         self._replica.load(model, 0)
         self._optimizer = AdamW(self._replica.parameters, self._replica.shards())
+        self._reference = BorrowedReplica(self._replica, Path(settings.reference)) if settings.reference else None
         names = history.needed_micro_steps()
         events = (r.event for r in log.read("micro-steps"))
         self._logged = {e.micro_step: e for e in events if isinstance(e, MicroStep) and e.micro_step in names}
@@ -124,5 +126,5 @@ class _Trainer:
         groups = check_groups(step.opened.groups, sources, s.admission, step.committed.step)
         return check_micro_steps(
             step, groups, sources.calls, self._logged, max_tokens=s.micro_step_tokens, trees=s.trees, context=s.context,
-            aggregate=s.aggregate, config_hash=s.config_hash,
+            aggregate=s.aggregate, config_hash=s.config_hash, constant=s.constant, reference=self._reference,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from consumers.trainer.recovery import Recovered
 from consumers.trainer.refusal import in_words, require_not_refused
 from consumers.trainer.settings import TrainerSettings
 from consumers.trainer.stopwatch import Stopwatch
-from gyre_engine.batching.step_inputs import StepInputs, missing_calls, probe, step_inputs
+from gyre_engine.batching.step_inputs import ReferenceScorer, StepInputs, missing_calls, probe, step_inputs
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import MemberReleased, Sealed, StepCommitted, StepOpened, StepRefused, Waiting
 from gyre_engine.log.election import Deposed
@@ -52,11 +52,11 @@ class Core:
 
     def __init__(
         self, settings: TrainerSettings, epoch: int, pen: Pen, board: Board, optimizer: Optimizer, transfer: Transfer,
-        member: StepMember, publisher: Publisher,
+        member: StepMember, publisher: Publisher, reference: ReferenceScorer | None = None,
     ) -> None:  # fmt: skip
         self._settings, self._epoch, self._pen, self._board = settings, epoch, pen, board
         self._optimizer, self._transfer = optimizer, transfer
-        self._member, self._publisher = member, publisher
+        self._member, self._publisher, self._reference = member, publisher, reference
         self._fetched: dict[tuple[str, int], Buffer] = {}
         self._inputs: StepInputs | None = None
         self._progress: dict[str, tuple[int, float]] = {}
@@ -127,6 +127,7 @@ class Core:
         inputs = step_inputs(
             board.ledger.step + 1, groups, backlog.calls, max_tokens=settings.micro_step_tokens, trees=settings.trees,
             context=settings.context, aggregate=settings.aggregate, config_hash=settings.config_hash,
+            constant=settings.constant, reference=self._reference,
         )  # fmt: skip
         self._inputs, self._fetched = self._fresh(inputs), {}
         self._pen.write([*inputs.micro_steps, self._opened(inputs)])

@@ -26,6 +26,7 @@ from gyre_engine.log.consumer import Consumer, Reading, Report, serve
 from gyre_engine.log.election import win
 from gyre_engine.training.checkpoint import Origin
 from gyre_engine.training.opening import open_replica
+from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.training.replica import ReplicaOptions
 from gyre_engine.transfer.kinds import open_transfer
 
@@ -107,7 +108,8 @@ class Trainer(Consumer):
         files = small_files(Path(settings.model_path))
         publisher = Publisher(pen, self._replica, optimizer, self._transfer, files, origin)
         publisher.export()
-        core = Core(settings, epoch, pen, board, optimizer, self._transfer, self._member, publisher)
+        reference = BorrowedReplica(self._replica, Path(settings.reference)) if settings.reference else None
+        core = Core(settings, epoch, pen, board, optimizer, self._transfer, self._member, publisher, reference)
         core.resume(recovered)
         logger.info("core of epoch %d at step %d", epoch, recovered.version)
         return core

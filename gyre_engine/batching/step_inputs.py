@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gyre_engine.batching.assemble import assemble
 from gyre_engine.batching.microstep import PackedMicroStep
@@ -14,6 +16,13 @@ from gyre_engine.events import derived_id
 from gyre_engine.events.training import AdmittedExecution, GroupAdmitted, MicroStep
 from gyre_engine.losses.aggregates import divisor_share
 from gyre_engine.trees.owned import OwnedCalls
+
+
+class ReferenceScorer(Protocol):
+    """Scores targets under the reference policy (learning.md, 7: its weights live in the core)."""
+
+    def score(self, steps: Sequence[PackedMicroStep]) -> list[NDArray[np.float32]]:
+        """float32[m] of each micro-step: log-probabilities of its targets at the run's temperature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +70,35 @@ def step_inputs(
     aggregate: str,
     config_hash: str,
     trees: bool = True,
+    constant: int = 0,
+    reference: ReferenceScorer | None = None,
 ) -> StepInputs:
-    """Pack the selected trajectories of `groups` for `step` (which trains at weight version step - 1)."""
+    """Pack the selected trajectories of `groups` for `step` (which trains at weight version step - 1).
+
+    constant:   for the aggregate of that name (`losses.aggregates`)
+    reference:  scores the targets where the loss looks at a reference policy
+    """
     executions = trained(groups)
     works = [assemble(e, calls.of(e.execution)) for e in executions]
     packs = pack(works, max_tokens=max_tokens, context=context, trees=trees, aggregate=aggregate)
+    packs = _scored(packs, reference)
     ages = [step - 1 - int(v) for work in works for v in work.versions]
     rewards = [e.reward for g in groups for e in g.executions]
     return StepInputs(
         groups=tuple(groups),
         micro_steps=tuple(_event(step, index, p, groups, config_hash) for index, p in enumerate(packs)),
         executions=len(executions),
-        divisor=sum(divisor_share(aggregate, e.trained_tokens, len(e.trajectories)) for e in executions),
+        divisor=sum(divisor_share(aggregate, e.trained_tokens, len(e.trajectories), constant) for e in executions),
         staleness_max=max(ages, default=0),
         staleness_mean=sum(ages) / len(ages) if ages else 0.0,
         reward_mean=sum(rewards) / len(rewards) if rewards else 0.0,
     )
+
+
+def _scored(packs: list[PackedMicroStep], reference: ReferenceScorer | None) -> list[PackedMicroStep]:
+    if reference is None or not packs:
+        return packs
+    return [replace(p, reference=found) for p, found in zip(packs, reference.score(packs), strict=True)]
 
 
 def probe(micro_steps: Sequence[MicroStep], limit: int = 256) -> list[int]:

@@ -17,10 +17,12 @@ from gyre_engine.config import SANDBOX, Config, ConfigError, DataSourceConfig, P
 from gyre_engine.config.limits import nearest
 from gyre_engine.config.schema import CellsConfig
 from gyre_engine.harbor import HarborError, check_environment
+from gyre_engine.losses.names import BUILT_IN, LossError
 from gyre_engine.sampling.script_file import ScriptUnreadable, read_script
 from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
 from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task, task_folders
 from gyre_engine.training.mesh import misfits
+from gyre_engine.training.reference import misfit
 from gyre_engine.training.replica import TrainingError
 from gyre_engine.training.shape import ModelShape
 from gyre_engine.transfer.kinds import why_not
@@ -50,6 +52,7 @@ def check_before_start(config: Config) -> None:
         _transfer,
         _harness,
         _scorer,
+        _loss,
         _sandbox,
     )
     if wrong := [problem for check in checks for problem in check(config)]:
@@ -272,6 +275,23 @@ def _scorer(config: Config) -> Iterator[Problem]:
         load_scorer(config.scoring.scorer)
     except ScorerError as error:
         yield Problem(f"scoring.scorer: {error}", (("scoring", "scorer"),))
+
+
+def _loss(config: Config) -> Iterator[Problem]:
+    """A loss of an installed package is loaded here, as the trainers will; a reference policy must be of the policy's shape."""
+    if config.loss.name not in BUILT_IN:
+        from gyre_engine.losses.policy import loss_function
+
+        try:
+            loss_function(config.loss.name)
+        except LossError as error:
+            yield Problem(f"loss.name: {error}", (("loss", "name"),))
+    if not (config.loss.kl and config.loss.reference):
+        return
+    with suppress(TrainingError, OSError, ValueError, KeyError):
+        policy = ModelShape.of_folder(Path(config.model.path))
+        if wrong := misfit(policy, Path(config.loss.reference)):
+            yield Problem(f"loss.reference: {wrong}", (("loss", "reference"),))
 
 
 def _sandbox(config: Config) -> Iterator[Problem]:
