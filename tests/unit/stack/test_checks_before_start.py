@@ -187,3 +187,36 @@ def test_a_transfer_that_this_machine_cannot_have_is_told_with_what_it_lacks(
         f'config error in {experiment}, line 8: transfer.kind is "verbs", which cannot work here: verbs needs pyverbs'
     )
     assert "python3-pyverbs" in told
+
+
+SHAPE = {
+    "model_type": "llama", "num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 8,
+    "vocab_size": 62, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+def test_a_reference_of_another_vocabulary_is_told(experiment: Path, tmp_path: Path) -> None:
+    model(tmp_path / "other")
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SHAPE))
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**SHAPE, "vocab_size": 64}))
+    experiment.write_text(experiment.read_text() + '[loss]\nkl = 0.1\nreference = "other"\n')
+    assert problems(experiment) == [
+        f"config error in {experiment}, line 9: loss.reference: {tmp_path}/other has a vocabulary of 64 tokens, the policy one of 62: "
+        "name a model of the same"
+    ]
+    experiment.write_text(experiment.read_text().replace("kl = 0.1", "kl = 0.0"))
+    check_before_start(load_config(experiment))
+
+
+def test_an_installed_loss_that_cannot_work_is_told(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    (site / "odd-1.0.dist-info").mkdir(parents=True)
+    (site / "odd-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (site / "odd-1.0.dist-info" / "entry_points.txt").write_text("[gyre.losses]\nodd-loss = odd_losses:loss\n")
+    (site / "odd_losses.py").write_text("def loss(current): ...\n")
+    monkeypatch.syspath_prepend(str(site))
+    experiment.write_text(experiment.read_text() + '[loss]\nname = "odd-loss"\n')
+    assert problems(experiment) == [
+        f'config error in {experiment}, line 8: loss.name: loss "odd-loss": odd_losses:loss of odd must be a function '
+        "(current, targets, config), as docs/losses.md shows"
+    ]
