@@ -34,7 +34,7 @@ from gyre_engine.events.training import (
 from gyre_engine.log.election import Deposed
 from gyre_engine.training.history import history_of
 from gyre_engine.transfer import PeerLost
-from tests.unit.training.test_trainers_protocol import ALL, MICRO_STEPS, Bench, CountingOptimizer, micro_step
+from tests.unit.training.test_trainers_protocol import ALL, MICRO_STEPS, Bench, micro_step
 
 S, T = CellRole.SAMPLING, CellRole.TRAINING
 LEASE_S = 5.0
@@ -71,7 +71,7 @@ class Cast(Bench):
         self.epoch += 1
         board, pen, replica, transfer, member = self._member("c0")
         follower = self.log.follow(CORE_TOPICS)
-        optimizer = CountingOptimizer(replica)
+        optimizer = self.optimizer_of(replica)
         own = replace(self.settings("c0"), holder=f"c0-{self.epoch}")
         pen.write([CoreElected(core_epoch=self.epoch, holder=own.holder, cell="c0")])
         while records := follower.poll(0.0):

@@ -1,290 +1,258 @@
-"""The same ledger gives the same bits: whoever follows it, in however many processes, whoever died while it was written.
-
-Real members and cores with Megatron replicas train three steps on a log in memory; then the ledger is followed anew, the members'
-work spread over one, two or three processes, and the weights' hashes are those that were committed.
+"""A run that is stopped, or whose core's trainer is killed, at any point has the bits of one that never was; and what it does with
+gradients that are not finite. The bench of test_trainers_protocol, with Megatron's Adam and weights whose bits show every difference.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection
+import hashlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
 from consumers.trainer import core as core_module
-from consumers.trainer.board import Board
-from consumers.trainer.core import Core
-from consumers.trainer.member import StepMember
-from consumers.trainer.pen import Pen
-from consumers.trainer.publisher import Publisher
-from consumers.trainer.settings import TrainerSettings
-from gyre_engine.batching import ExecutionWork, PackedMicroStep, Segment, pack
+from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import packed
-from gyre_engine.events.training import Claimed, CoreElected, MemberJoined, MicroStep, Sealed, StepOpened
+from gyre_engine.events.cells import CellRole
+from gyre_engine.events.training import MicroStep, Sealed, StepCommitted, StepOpened, StepRefused
 from gyre_engine.losses.config import LossConfig
-from gyre_engine.sampling.native.fresh import write_fresh_model
-from gyre_engine.sampling.native.shape import ModelShape as FreshShape
-from gyre_engine.scheduling.classes import ClassPlan
-from gyre_engine.training.history import History, history_of
-from gyre_engine.training.merge import accumulate, merge, update
-from gyre_engine.training.replica import Hyper, ReplicaOptions
-from gyre_engine.transfer.tcp import TcpTransfer
-from tests.unit.training.test_faults_of_trainers import Cast, Clock
+from gyre_engine.training import checkpoint
+from gyre_engine.training.flat import flatten
+from gyre_engine.training.history import history_of, train_again
+from gyre_engine.training.optimizer import AdamW
+from gyre_engine.training.replica import Hyper, StepMetrics, TrainingError
+from tests.unit.training.test_faults_of_trainers import POINTS, Cast, Clock, die_at
+from tests.unit.training.test_trainers_protocol import micro_step
 
-megatron = pytest.importorskip("gyre_engine.training.megatron")
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
-
-VOCAB, STEPS = 62, 3
-LOSS, HYPER = LossConfig(), Hyper(lr=1e-2)
-SHAPE = FreshShape(
-    architecture="qwen3", vocab=VOCAB, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, norm_eps=1e-6, rope_theta=1e4,
-    max_context=128, tied=True, qk_norm=True, qkv_bias=False,
-)  # fmt: skip
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["gyre_engine.training.megatron", "gyre_engine.training.optimizer"])
+STEPS = 4
+HYPER = Hyper(lr=0.05, warmup_steps=2, schedule="cosine", decay_steps=STEPS, min_lr=0.001, weight_decay=0.1, clip=0.5)
+POISON = 3
+"""The micro-step whose gradient is not a number, where `poisoned` says so."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_fresh_model(tmp_path_factory.mktemp("bits") / "model", SHAPE, seed=5, spread=0.1)
+class WavyReplica:
+    """Gradients depend on the weights, on the micro-step and on the order of sums, down to the last bit."""
+
+    dtype = torch.float32
+    poisoned: frozenset[str] = frozenset()
+    """Of the steps that these micro-steps stand in, the one of index POISON gives no numbers."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(11)
+        shapes = {"matrix": (7, 5), "norm": (9,)}
+        named = [(name, torch.nn.Parameter(torch.randn(shape).to(self.dtype))) for name, shape in shapes.items()]
+        self.version, self.parameters = 0, flatten(named)
+        self._initial = self.parameters.weights.clone()
+
+    def load(self, image: bytes | Path, version: int) -> None:
+        held = self._initial if isinstance(image, Path) else torch.frombuffer(bytearray(image), dtype=self.dtype)
+        self.parameters.weights.copy_(held)
+        self.version = version
+
+    def accumulate(self, step: PackedMicroStep, loss: LossConfig) -> StepMetrics:
+        k = int(step.ids[0])
+        inside = torch.zeros_like(self.parameters.gradients)
+        for slot in self.parameters.layout:
+            slot.of(inside).copy_(torch.sin(slot.of(self.parameters.weights).float() * (k + 1)) / 3)
+        bad = f"{self.version + 1}" in self.poisoned and k == POISON
+        self.parameters.gradients.add_(inside * float("nan") if bad else inside)
+        return StepMetrics(tokens=step.tokens, targets=step.targets)
+
+    def zero(self) -> None:
+        self.parameters.gradients.zero_()
+
+    def gradient_buffer(self) -> NDArray[np.float32]:
+        return self.parameters.gradients.numpy()
+
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.parameters.gradients).all())
+
+    def logprobs(self, ids: NDArray[np.int32], *, temperature: float | None = None) -> NDArray[np.float32]:
+        return np.zeros(len(ids) - 1, dtype=np.float32)
+
+    def export(self) -> bytes:
+        return self.parameters.weights.view(torch.uint8).numpy().tobytes()
+
+    def weights_hash(self) -> str:
+        return hashlib.sha256(self.export()).hexdigest()
 
 
-def works(step: int) -> list[ExecutionWork]:
-    """Eight executions, each of a prefix and two branches."""
-    rng = np.random.default_rng([17, step])
-    found = []
-    for number in range(8):
-        sizes = [int(n) for n in rng.integers(6, 14, 3)]
-        trained = np.arange(sizes[0], sum(sizes), dtype=np.int32)
-        found.append(
-            ExecutionWork(
-                execution=f"e{step}.{number}",
-                segments=tuple(
-                    Segment(rng.integers(0, VOCAB, size).astype(np.int32), parent)
-                    for size, parent in zip(sizes, (-1, 0, 0), strict=True)
-                ),
-                trained=trained, logprobs=(-4 + 0.3 * rng.standard_normal(len(trained))).astype(np.float32),
-                versions=np.zeros(len(trained), np.int32), advantage=float(rng.standard_normal()), trained_tokens=len(trained),
-            )
-        )  # fmt: skip
-    return found
+class HalfReplica(WavyReplica):
+    """bf16 weights: the masters live in the optimizer and in checkpoints alone."""
+
+    dtype = torch.bfloat16
 
 
-def micro_steps(step: int, max_tokens: int = 45) -> list[PackedMicroStep]:
-    return pack(works(step), max_tokens)
+def stage(folder: Path, clock: Clock, every: int, replica: type[WavyReplica] = WavyReplica, hyper: Hyper = HYPER) -> Cast:
+    """The core alone trains; satellites stay away, so that every history merges the same buffers in the same order."""
+    kinds: dict[str, Any] = {"replica_of": replica, "optimizer_of": staticmethod(lambda r: AdamW(r.parameters)), "hyper": hyper}
+    cast: Cast = type("Stage", (Cast,), kinds)(folder, clock, every)
+    for cell in ("c1", "c2"):
+        cast.gone(cast.satellites.pop(cell).transfer)  # type: ignore[attr-defined]
+    return cast
 
 
-def replica_of(model: Path, dtype: str = "float32") -> megatron.MegatronReplica:
-    from gyre_engine.training.shape import ModelShape
+def hashes(cast: Cast) -> list[str]:
+    """Of the weights after each committed step."""
+    return [step.committed.weights_hash for step in history_of(r.event for r in cast.log.read("training")).steps]
 
-    made = megatron.MegatronReplica(ModelShape.of_folder(model), ReplicaOptions(dtype=dtype))
-    made.load(model, 0)
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(core_module, "time", made)
     return made
 
 
-class Real(Cast):
-    """The cast with real replicas and a real optimizer."""
-
-    def __init__(self, folder: Path, clock: Clock, model: Path) -> None:
-        self.model = model
-        super().__init__(folder, clock)
-
-    def settings(self, cell: str) -> TrainerSettings:
-        return TrainerSettings(
-            cell=cell, core=cell == "c0", holder=cell, model_path=str(self.model), plan=ClassPlan(1, 1, 0, 99), context=128,
-            micro_step_tokens=45, temperature=1.0, lease_s=5.0, checkpoint_url=self.url, checkpoint_every=0, hyper=HYPER, loss=LOSS,
-        )  # fmt: skip
-
-    def _member(self, cell: str) -> tuple[Board, Pen, megatron.MegatronReplica, TcpTransfer, StepMember]:  # type: ignore[override]
-        board, transfer = Board(cell), TcpTransfer()
-        self.transfers.append(transfer)
-        pen, replica = Pen(self.log, board, 5.0), replica_of(self.model)
-        return board, pen, replica, transfer, StepMember(self.settings(cell), pen, board, replica, transfer)
-
-    def _core(self):  # type: ignore[no-untyped-def]
-        from consumers.trainer.board import CORE_TOPICS
-        from gyre_engine.training.optimizer import AdamW
-
-        board, pen, replica, transfer, member = self._member("c0")
-        self._core_follower = self.log.follow(CORE_TOPICS)
-        optimizer = AdamW(replica.parameters)
-        publisher = Publisher(pen, replica, optimizer, transfer, {})
-        pen.write([CoreElected(core_epoch=1, holder="c0", cell="c0")])
-        member.holds(0)
-        publisher.export()
-        publisher.publish(1, 0, [])
-        return board, Core(self.settings("c0"), 1, pen, board, optimizer, transfer, member, publisher), optimizer
-
-    def open_step(self) -> None:
-        self.read_on()
-        ledger = self.core_board.ledger
-        step = ledger.step + 1
-        events = [event_of(step, number, part) for number, part in enumerate(micro_steps(step))]
-        opened = StepOpened(
-            core_epoch=self.epoch, step=step, attempt=ledger.attempts + 1, weights_hash=self.core._publisher.weights_hash,
-            groups=(f"g{step}",), scores=(), micro_steps=tuple(e.micro_step for e in events), executions=8, divisor=8,
-            staleness_max=0, staleness_mean=0.0,
-        )  # fmt: skip
-        self.log.append_all([*events, opened])
+Staged = Callable[..., Cast]
 
 
-def event_of(step: int, number: int, p: PackedMicroStep) -> MicroStep:
-    return MicroStep(
-        micro_step=f"m{step}.{number}", step=step, index=number, groups=(f"g{step}",), ids=p.ids, position=p.position, end=p.end,
-        src=p.src, dst=p.dst, logprobs=p.logprobs, versions=p.versions, weight=p.weight, sequence=p.sequence,
-        executions=p.executions,
-    )  # fmt: skip
+@pytest.fixture
+def staged(tmp_path: Path, clock: Clock) -> Iterator[Staged]:
+    """Casts, each with a store of its own."""
+    made: list[Cast] = []
+
+    def make(every: int, **given: Any) -> Cast:
+        made.append(stage(tmp_path / str(len(made)), clock, every, **given))
+        return made[-1]
+
+    yield make
+    for cast in made:
+        cast.close()
 
 
-def alone(cast: Real) -> None:
-    for cell in ("c1", "c2"):
-        cast.gone(cast.satellites.pop(cell).transfer)  # type: ignore[attr-defined]
+def run(cast: Cast, until: int) -> list[str]:
+    while cast.committed < until:
+        cast.open_step()
+        cast.finish(cast.committed + 1)
+    return hashes(cast)
 
 
-def together(cast: Real) -> None:
-    """Nobody dies."""
+@pytest.mark.parametrize("replica", [WavyReplica, HalfReplica], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_checkpoint_then_resume_gives_the_bits_of_the_run_that_never_stopped(staged: Staged, every: int, replica: type) -> None:
+    """Stopped after each step in turn: from a checkpoint of just then, or from an older one and the steps made again after it."""
+    expected = run(staged(every, replica=replica), STEPS)
+    assert len(set(expected)) == STEPS
+    for stop in range(1, STEPS):
+        cast = staged(every, replica=replica)
+        run(cast, stop)
+        cast.next_core()
+        assert run(cast, STEPS) == expected
+        assert checkpoint.read(cast.url).state_hash == cast.optimizer.state_hash() or STEPS % every
 
 
-def dies(at: type, work: int = 0) -> Callable[[Real], None]:
-    """c1 is killed in step 2 after it has said this, and then computed so many micro-steps."""
-
-    def kill(cast: Real) -> None:
-        cast.move("c1", until=at)
-        for _ in range(work):
-            cast.satellites["c1"]()
-        cast.kill("c1")
-
-    return kill
-
-
-def dies_once_read(cast: Real) -> None:
-    cast.move("c1", until=Sealed)
-    cast.until(lambda: any(cell == "c1" for cell, _ in cast.core._fetched), cast.move_core)
-    cast.kill("c1")
-
-
-HISTORIES: Mapping[str, Callable[[Real], None]] = {
-    "alone": alone,
-    "together": together,
-    "killed-as-it-joins": dies(MemberJoined),
-    "killed-as-it-claims": dies(Claimed),
-    **{f"killed-after-{n}-micro-steps": dies(Claimed, 2 * n) for n in (1, 2, 3)},
-    "killed-as-it-seals": dies(Sealed),
-    "killed-once-read": dies_once_read,
-}
+@pytest.mark.parametrize("every", [0, 1], ids=["no checkpoint", "a checkpoint a step"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_core_that_is_killed_at_each_point_of_a_step_leaves_the_same_bits(staged: Staged, point: str, every: int) -> None:
+    if (point == "checkpointed" and not every) or point == "read":
+        return  # nothing to be read: the core is alone
+    expected = run(staged(every), STEPS)
+    cast = staged(every)
+    run(cast, 1)
+    cast.open_step()
+    if point in ("opened", "sealed"):
+        said = Sealed if point == "sealed" else StepOpened
+        cast.until(lambda: len(cast.events(said)) == 2, cast.move_core)
+    else:
+        die_at(cast, point)
+    cast.next_core()
+    assert run(cast, STEPS) == expected
 
 
-@pytest.fixture(scope="module")
-def ledgers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ledger]]:
-    """The ledger of each history, by name."""
-    found, clock = {}, Clock()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core_module, "time", clock)
-        for name, happens in HISTORIES.items():
-            cast = Real(tmp_path_factory.mktemp(name), clock, model)
-            try:
-                for step in range(1, STEPS + 1):
-                    cast.open_step()
-                    if step == (1 if happens is alone else 2):
-                        happens(cast)
-                    cast.finish(step)
-                history = history_of(r.event for r in cast.log.read("training"))
-                packs = {r.event.micro_step: packed(r.event) for r in cast.log.read("micro-steps")}  # type: ignore[attr-defined]
-                found[name] = Ledger(history, packs, cast.optimizer._parameters.weights.numpy().copy())  # type: ignore[attr-defined]
-            finally:
-                cast.close()
-    yield found
+def test_the_manifest_says_how_far_the_data_went(staged: Staged) -> None:
+    """Two steps of one group each."""
+    cast = staged(2)
+    run(cast, 2)
+    assert checkpoint.read(cast.url, 2).data == {"groups_consumed": 2, "groups_dispatched": 0, "draws": 0}
 
 
-class Ledger:
-    """What one history left behind."""
-
-    def __init__(self, history: History, packs: dict[str, PackedMicroStep], weights: np.ndarray) -> None:  # type: ignore[type-arg]
-        self.history, self.packs, self.weights = history, packs, weights
+class PoisonedReplica(WavyReplica):
+    poisoned = frozenset({"2"})
 
 
-def _compute(link: Connection, model: str) -> None:
-    """A process that gives gradient buffers of micro-steps at the weights it is sent."""
-    replica = replica_of(Path(model))
-    while (order := link.recv()) is not None:
-        image, version, packs = order
-        replica.load(image, version)
-        link.send([accumulate(replica, each, LOSS)[0] for each in packs])
+def refused(cast: Cast) -> list[StepRefused]:
+    return cast.events(StepRefused)  # type: ignore[return-value]
 
 
-@pytest.fixture(scope="module")
-def processes(model: Path) -> Iterator[list[Connection]]:
-    links, made = [], []
-    for _ in range(3):
-        link, theirs = CONTEXT.Pipe()
-        made.append(CONTEXT.Process(target=_compute, args=(theirs, str(model)), daemon=True))
-        made[-1].start()
-        theirs.close()
-        links.append(link)
-    yield links
-    for link, process in zip(links, made, strict=True):
-        link.send(None)
-        process.join(60)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("name", HISTORIES)
-def test_the_same_ledger_gives_the_same_bits(
-    ledgers: dict[str, Ledger], processes: list[Connection], model: Path, name: str, count: int
+def test_a_step_whose_gradient_is_not_finite_is_skipped_where_the_config_says_so(
+    staged: Staged, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gyre_engine.training.optimizer import AdamW
+    """Step 2 leaves weights, optimizer and its schedule as they were: the steps after it are those of a run without it."""
+    skips = Hyper(**{**{f: getattr(HYPER, f) for f in HYPER.__slots__}, "nonfinite": "skip"})
+    cast = staged(0, replica=PoisonedReplica, hyper=skips)
+    found = run(cast, STEPS)
+    assert found[1] == found[0] and len(set(found)) == STEPS - 1
+    (event,) = refused(cast)
+    assert (event.step, event.then, event.cells, event.micro_steps) == (2, "skip", ("c0",), (f"m2.{POISON}",))
+    commits = cast.events(StepCommitted)
+    assert [c.metrics.get("skipped", 0.0) for c in commits] == [0.0, 1.0, 0.0, 0.0]  # type: ignore[attr-defined]
+    assert f"the gradient is not finite since micro-step m2.{POISON}, of e" in caplog.text
+    assert "step 2: the gradients of c0 (since micro-step m2.3) are not finite" in caplog.text
+    cast.next_core()
+    assert cast.core._publisher.weights_hash == found[-1]
 
-    ledger, replica = ledgers[name], replica_of(model)
+
+def test_a_skipped_step_is_replayed_as_skipped(staged: Staged) -> None:
+    skips = Hyper(**{**{f: getattr(HYPER, f) for f in HYPER.__slots__}, "nonfinite": "skip"})
+    cast = staged(0, replica=PoisonedReplica, hyper=skips)
+    found = run(cast, STEPS)
+    events = [r.event for r in cast.log.read("micro-steps")]
+    packs = {e.micro_step: packed(e) for e in events if isinstance(e, MicroStep)}
+    replica = PoisonedReplica()
     optimizer = AdamW(replica.parameters)
-    assert [s.committed.step for s in ledger.history.steps] == list(range(1, STEPS + 1))
-    for step in ledger.history.steps:
-        works, image, version = step.works, replica.export(), step.committed.step - 1
-        buffers: list[np.ndarray] = [np.empty(0)] * len(works)  # type: ignore[type-arg]
-        for at, link in enumerate(processes[:count]):
-            link.send((image, version, [[ledger.packs[m] for m in work.micro_steps] for work in works[at::count]]))
-        for at, link in enumerate(processes[:count]):
-            buffers[at::count] = link.recv()
-        update(optimizer, merge(buffers), step.opened.divisor, HYPER)
-        replica.version = step.committed.step
-        assert replica.weights_hash() == step.committed.weights_hash
+    steps = history_of(r.event for r in cast.log.read("training")).steps
+    assert [train_again(s, replica, optimizer, packs, LossConfig(), skips) for s in steps] == found
 
 
-def test_the_histories_differ_in_who_trained_what(ledgers: dict[str, Ledger]) -> None:
-    """Otherwise the test above says little."""
-    members = {name: [len(s.works) for s in ledger.history.steps] for name, ledger in ledgers.items()}
-    assert members["alone"] == [1, 1, 1]
-    assert max(members["together"]) > 1
-    orders = {tuple(w.micro_steps for s in ledger.history.steps for w in s.works) for ledger in ledgers.values()}
-    assert len(orders) >= 3
+def test_a_step_whose_gradient_is_not_finite_stops_the_run_with_its_weights_unchanged(staged: Staged) -> None:
+    """The next life of the trainer tries once more; the one after it gives up without computing."""
+    cast = staged(0, replica=PoisonedReplica)
+    (first,) = run(cast, 1)
+    for life in (1, 2):
+        cast.open_step()
+        with pytest.raises(
+            TrainingError, match=r"step 2: the gradients of c0 \(since micro-step m2.3\) are not finite; the weights stay"
+        ):
+            cast.finish(2)
+        assert len(refused(cast)) == life
+        cast.next_core()
+        assert cast.core._publisher.weights_hash == first
+    cast.role("c0", CellRole.TRAINING)
+    with pytest.raises(TrainingError, match="refused 2 times and is not tried again: begin a new run"):
+        cast.until(lambda: False, cast.move_core)
+    assert hashes(cast) == [first]
 
 
-def test_other_memberships_agree_to_rounding(ledgers: dict[str, Ledger], model: Path) -> None:
-    """Weights after three steps; the bound is that of sums in another order in fp32."""
-    one, moved = ledgers["alone"].weights, np.linalg.norm(ledgers["alone"].weights - flat(model))
-    for ledger in ledgers.values():
-        assert np.linalg.norm(ledger.weights - one) <= 5e-6 * np.linalg.norm(one)
-        assert np.linalg.norm(ledger.weights - one) < moved / 100
+def test_a_micro_step_beyond_the_budget_is_refused_before_any_gradient(staged: Staged) -> None:
+    """The bench's budget and context are 100 tokens."""
+    cast = staged(0)
+    event = micro_step(1, 0)
+    long = MicroStep(
+        **{f: getattr(event, f) for f in event.__slots__}
+        | {"ids": np.zeros(101, np.int32), "position": np.arange(101, dtype=np.int32), "end": np.full(101, 101, np.int32)}
+    )
+    opened = StepOpened(
+        core_epoch=1, step=1, attempt=1, weights_hash=cast.weights_hash, groups=("g",), scores=(), micro_steps=("m1.0",),
+        executions=1, divisor=1, staleness_max=0, staleness_mean=0.0,
+    )  # fmt: skip
+    cast.log.append_all([long, opened])
+    with pytest.raises(TrainingError, match="micro-step m1.0 has 101 tokens, batch.micro_step_tokens is 100"):
+        cast.until(lambda: False, cast.move_core)
+    assert not cast.core._member._replica.gradient_buffer().any()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 5e-6), ("float64", 1e-10)])
-def test_memberships_and_packings_give_one_gradient(model: Path, dtype: str, bound: float) -> None:
-    replica = replica_of(model, dtype)
-
-    def gradient(parts: list[list[PackedMicroStep]]) -> np.ndarray:  # type: ignore[type-arg]
-        """The sum of the members' buffers."""
-        return np.sum([accumulate(replica, part, LOSS)[0].astype(np.float64) for part in parts if part], axis=0)  # type: ignore[no-any-return]
-
-    steps = micro_steps(1)
-    expected = gradient([steps])
-    others = [gradient([steps[::2], steps[1::2]]), gradient([steps[i::3][::-1] for i in range(3)])]
-    others += [gradient([micro_steps(1, tokens)]) for tokens in (30, 200, 10_000)]
-    for found in others:
-        assert np.linalg.norm(found - expected) <= bound * np.linalg.norm(expected)
-
-
-def flat(model: Path) -> np.ndarray:  # type: ignore[type-arg]
-    return replica_of(model).parameters.weights.numpy().copy()  # type: ignore[no-any-return]
+def test_a_step_on_weights_that_nobody_knows_is_refused_before_any_gradient(staged: Staged) -> None:
+    cast = staged(0)
+    run(cast, 1)
+    opened = StepOpened(
+        core_epoch=1, step=2, attempt=1, weights_hash="f" * 64, groups=("g",), scores=(), micro_steps=("m2.0",), executions=1,
+        divisor=1, staleness_max=0, staleness_mean=0.0,
+    )  # fmt: skip
+    cast.log.append_all([micro_step(2, 0), opened])
+    with pytest.raises(TrainingError, match="step 2 was opened on weights ffffffffffffffff, which nobody knows"):
+        cast.until(lambda: False, cast.move_core)

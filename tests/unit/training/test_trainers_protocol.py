@@ -7,6 +7,7 @@ micro-steps were counted, and how often.
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,7 +99,11 @@ class CountingOptimizer:
 
 
 class Bench:
-    """A core and two satellites on one memory log, moved by hand."""
+    """A core and two satellites on one memory log, moved by hand; what they train with, and how, may be another's."""
+
+    replica_of: Any = CountingReplica
+    optimizer_of: Any = CountingOptimizer
+    hyper = Hyper()
 
     def __init__(self, tmp_path: object, checkpoint_every: int = 0, checkpoint_keep: int = 0) -> None:
         self.every, self.keep = checkpoint_every, checkpoint_keep
@@ -113,11 +118,11 @@ class Bench:
         return TrainerSettings(
             cell=cell, core=cell == "c0", holder=cell, model_path="", plan=ClassPlan(1, 1, 0, 9), context=100,
             micro_step_tokens=100, temperature=1.0, lease_s=5.0, checkpoint_url=self.url, checkpoint_every=self.every,
-            checkpoint_keep=self.keep,
+            checkpoint_keep=self.keep, hyper=self.hyper,
         )  # fmt: skip
 
     def _member(self, cell: str) -> tuple[Board, Pen, CountingReplica, TcpTransfer, StepMember]:
-        board, replica, transfer = Board(cell), CountingReplica(), TcpTransfer()
+        board, replica, transfer = Board(cell), self.replica_of(), TcpTransfer()
         self.transfers.append(transfer)
         pen = Pen(self.log, board, 5.0)
         return board, pen, replica, transfer, StepMember(self.settings(cell), pen, board, replica, transfer)
@@ -125,7 +130,7 @@ class Bench:
     def _core(self) -> tuple[Board, Core, CountingOptimizer]:
         board, pen, replica, transfer, member = self._member("c0")
         self._core_follower = self.log.follow(CORE_TOPICS)
-        optimizer = CountingOptimizer(replica)
+        optimizer = self.optimizer_of(replica)
         publisher = Publisher(pen, replica, optimizer, transfer, {})
         pen.write([CoreElected(core_epoch=1, holder="c0", cell="c0")])
         member.holds(0)
