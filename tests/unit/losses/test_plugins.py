@@ -1,7 +1,9 @@
 """Losses that installed packages add: found by name, loaded when they are used, refused at a start where they cannot work."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,21 @@ def test_an_installed_loss_is_found_by_its_name(install, tmp_path):
     result.loss.backward()
     assert current.grad.tolist() == [-4.0, 6.0]
     assert result.clipped.tolist() == [True, True]
+
+
+def test_the_example_of_the_docs_works(install):
+    """docs/losses.md, as it stands there: ratios 0.5 and 4, capped at 2; a bad token counts half."""
+    text = (Path(__file__).parents[3] / "docs" / "losses.md").read_text()
+    entry, code = (re.search(rf"```{kind}\n(.*?)```", text, re.DOTALL)[1] for kind in ("toml", "python"))
+    ((name, value),) = tomllib.loads(entry)["project"]["entry-points"]["gyre.losses"].items()
+    install("my_losses", {name: value}, code)
+    current = torch.log(torch.tensor([0.5, 4.0])).requires_grad_()
+    zeros, empty = torch.zeros(2), torch.zeros(0)
+    targets = Targets(torch.tensor([1.0, -1.0]), torch.tensor([0, 1]), zeros, torch.tensor([0, 0]), empty, empty)
+    result = policy_loss(current, targets, LossConfig(name))
+    result.loss.backward()
+    assert current.grad.tolist() == pytest.approx([-0.5, 1.0])
+    assert result.clipped.tolist() == [False, True]
 
 
 def test_a_config_is_read_without_loading_the_code_of_others(install, tmp_path):
