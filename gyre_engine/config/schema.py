@@ -168,6 +168,23 @@ class ClickHouseConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConfig:
+    """What each step came to, and where it is shown (docs/metrics.md)."""
+
+    enabled: bool = opt(True, "Whether steps are reported: as events, to Prometheus, and where the keys below say.")
+    host: str = opt("127.0.0.1", "Address of this host at which Prometheus gets the newest figures (/metrics).")
+    port: int = opt(0, "Port; 0: a free one, which `gyre status` shows.")
+    tensorboard: bool = opt(True, "Whether TensorBoard's files are written, in the stack's folder, tensorboard/RUN.")
+    entropy: bool = opt(
+        True, "Whether the policy's entropy is measured where loss.entropy is 0: a pass over the trained tokens' logits."
+    )
+    wandb: str = opt("", "Project in Weights & Biases (docs/metrics.md says how to install it); empty: nothing is sent.")
+    wandb_mode: str = opt(
+        "online", "online (its key is read from the environment, WANDB_API_KEY), or offline (files to `wandb sync`)."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
     """The endpoint that agents call."""
 
@@ -405,6 +422,7 @@ class Config:
     kv: KvConfig = opt(KvConfig, "")
     kafka: KafkaConfig = opt(KafkaConfig, "")
     clickhouse: ClickHouseConfig = opt(ClickHouseConfig, "")
+    report: ReportConfig = opt(ReportConfig, "")
     proxy: ProxyConfig = opt(ProxyConfig, "")
     runner: RunnerConfig = opt(RunnerConfig, "")
     harness: HarnessConfig = opt(HarnessConfig, "")

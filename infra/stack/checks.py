@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -29,7 +30,7 @@ from gyre_engine.transfer.kinds import why_not
 from infra.sglang.launch import PYTHON as SGLANG
 from infra.sglang.launch import no_gpu, taken
 from infra.stack import wiring
-from infra.stack.ports import free_ports
+from infra.stack.ports import free_ports, is_free
 from producers.runner.harnesses import HarnessError
 from producers.runner.process import harness_of
 
@@ -53,6 +54,7 @@ def check_before_start(config: Config) -> None:
         _harness,
         _scorer,
         _loss,
+        _report,
         _sandbox,
     )
     if wrong := [problem for check in checks for problem in check(config)]:
@@ -209,6 +211,8 @@ def _addresses(config: Config) -> Iterator[Problem]:
     """What is bound here must be an address of this host."""
     yield from _address_of_cells(config)
     yield from _address("proxy", config.proxy.host)
+    if config.report.enabled:
+        yield from _address("report", config.report.host)
     if not config.kafka.bootstrap_servers:
         yield from _address("kafka", config.kafka.host)
 
@@ -292,6 +296,22 @@ def _loss(config: Config) -> Iterator[Problem]:
         policy = ModelShape.of_folder(Path(config.model.path))
         if wrong := misfit(policy, Path(config.loss.reference)):
             yield Problem(f"loss.reference: {wrong}", (("loss", "reference"),))
+
+
+def _report(config: Config) -> Iterator[Problem]:
+    """What is sent to Weights & Biases needs its library and, online, its key; a port that is asked for must be free."""
+    own = config.report
+    if not own.enabled:
+        return
+    if own.wandb and find_spec("wandb") is None:
+        yield Problem("report.wandb is set, and wandb is not installed: `uv sync --extra wandb`", (("report", "wandb"),))
+    if own.wandb and own.wandb_mode == "online" and not os.environ.get("WANDB_API_KEY"):
+        text = 'report.wandb: the environment has no WANDB_API_KEY: export it there first, or set report.wandb_mode = "offline"'
+        yield Problem(text, (("report", "wandb"),))
+    if own.port and not is_free(own.host, own.port):
+        yield Problem(
+            f"report.port: {own.host}:{own.port} cannot be bound: give a free port, or 0 for any", (("report", "port"),)
+        )
 
 
 def _sandbox(config: Config) -> Iterator[Problem]:

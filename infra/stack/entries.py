@@ -61,6 +61,13 @@ def analytics(folder: str) -> None:
     run(wiring.analytics(launch, stack), _log(launch, stack), report=reporter(stack.health, "analytics"))
 
 
+def reporting(folder: str) -> None:
+    from consumers.reporting.process import run
+
+    launch, stack = _begin(folder)
+    run(wiring.reporting(launch, stack), _log(launch, stack), report=reporter(stack.health, "reporting"))
+
+
 def cell_agent(folder: str, cell: str) -> None:
     """Ends with status 0 only once the cell has left the run: then it is not started again."""
     from producers.cells.process import run

@@ -45,6 +45,8 @@ class Launch:
     cells: tuple[CellPlace, ...]
     clickhouse_url: str
     """Empty: analytics is off."""
+    metrics_url: str = ""
+    """Empty: steps are not reported."""
     host: str = "127.0.0.1"
     model: str = ""
     model_version: int = 0

@@ -37,6 +37,16 @@ class StackFolder:
         return self.root / "clickhouse"
 
     @property
+    def boards(self) -> Path:
+        """TensorBoard's files, a folder a run: `tensorboard --logdir` shows them side by side."""
+        return self.root / "tensorboard"
+
+    @property
+    def wandb(self) -> Path:
+        """What Weights & Biases keeps of runs."""
+        return self.root / "wandb"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

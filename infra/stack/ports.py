@@ -15,12 +15,13 @@ def free_ports(count: int, host: str = "127.0.0.1", *others: str) -> list[int]:
     for port in random.sample(range(LOW, HIGH), 50 * count):
         if len(found) == count:
             return found
-        if all(_is_free(each, port) for each in hosts):
+        if all(is_free(each, port) for each in hosts):
             found.append(port)
     raise OSError(f"no {count} free ports between {LOW} and {HIGH} on {' and '.join(sorted(hosts))}")
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
+    """Whether it can be bound now."""
     with socket.socket() as probe:
         try:
             probe.bind((host, port))

@@ -25,6 +25,8 @@ def run_processes(launch: Launch, folder: StackFolder) -> tuple[ProcessSpec, ...
         _light("scoring", root, ACTING),
         _light("runner", root, FIRST, ends=True),
     ]
+    if launch.metrics_url:
+        specs.append(_light("reporting", root, DERIVING))
     if launch.clickhouse_url:
         specs.insert(0, _light("analytics", root, SHOWING))
     for place in launch.cells:

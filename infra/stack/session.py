@@ -94,7 +94,7 @@ class Session:
             start_run(self.log, self._run_started(partitions, kafka))
         self.supervisor.note(
             run=self.run, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix, proxy_url=self.launch.proxy_url,
-            clickhouse_url=self.launch.clickhouse_url,
+            clickhouse_url=self.launch.clickhouse_url, metrics_url=self.launch.metrics_url,
         )  # fmt: skip
         self.supervisor.start(*run_processes(self.launch, self.folder))
 
@@ -175,15 +175,18 @@ class Session:
     def _launch(self, kafka: KafkaSettings) -> Launch:
         config = self.config
         at, count = config.cells.host, len(wiring.positions(config))
-        proxy_port, clickhouse_port, *ports = free_ports(2 + count, "127.0.0.1", config.proxy.host, at)
-        clickhouse = ""
+        hosts = ("127.0.0.1", config.proxy.host, config.report.host, at)
+        proxy_port, clickhouse_port, metrics_port, *ports = free_ports(3 + count, *hosts)
+        clickhouse, metrics = "", ""
         if config.clickhouse.enabled:
             clickhouse = masked_url(config.clickhouse.url) or f"http://127.0.0.1:{clickhouse_port}"
+        if config.report.enabled:
+            metrics = f"http://{config.report.host}:{config.report.port or metrics_port}/metrics"
         return Launch(
             run=self.run, config=self.pinned, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix,
             partitions=kafka.partitions, replication=kafka.replication,
             proxy_url=f"http://{config.proxy.host}:{config.proxy.port or proxy_port}",
-            cells=wiring.places(config, at, ports), clickhouse_url=clickhouse, host=at,
+            cells=wiring.places(config, at, ports), clickhouse_url=clickhouse, metrics_url=metrics, host=at,
         )  # fmt: skip
 
     def _run_started(self, partitions: dict[str, int], kafka: KafkaSettings) -> RunStarted:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from consumers.analytics.settings import AnalyticsSettings
 from consumers.replay.process import ReplaySettings
+from consumers.reporting.settings import ReportingSettings, WandbSettings
 from consumers.scheduler.process import SchedulerSettings
 from consumers.scoring.process import ScoringSettings
 from consumers.trainer.settings import TrainerSettings
@@ -66,7 +69,7 @@ def loss(config: Config) -> LossConfig:
     c = config.loss
     return LossConfig(
         name=c.name, clip_low=c.clip_low, clip_high=c.clip_high, cap=c.importance_cap, kl=c.kl, kl_estimator=c.kl_estimator,
-        entropy=c.entropy,
+        entropy=c.entropy, measure_entropy=config.report.enabled and config.report.entropy,
     )  # fmt: skip
 
 
@@ -281,3 +284,12 @@ def analytics(launch: Launch, folder: StackFolder) -> AnalyticsSettings:
         return AnalyticsSettings(url=folder.private().get("clickhouse.url", own), flush_seconds=flush)
     port = int(launch.clickhouse_url.rsplit(":", 1)[1])
     return AnalyticsSettings(path=folder.clickhouse, port=port, password=folder.password(), flush_seconds=flush)
+
+
+def reporting(launch: Launch, folder: StackFolder) -> ReportingSettings:
+    c, at = launch.settings.report, urlsplit(launch.metrics_url)
+    wandb = WandbSettings(c.wandb, c.wandb_mode, folder.wandb, json.loads(launch.config)) if c.wandb else None
+    return ReportingSettings(
+        config_hash=launch.config_hash, host=at.hostname or c.host, port=at.port or 0,
+        board=folder.boards / launch.run if c.tensorboard else None, wandb=wandb,
+    )  # fmt: skip

@@ -13,6 +13,7 @@ LIGHT = [
     "consumers.scheduler.process",
     "consumers.scoring.process",
     "consumers.analytics.process",
+    "consumers.reporting.process",
     "consumers.trainer.process",
     "infra.cli.main",
 ]

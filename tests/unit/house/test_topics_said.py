@@ -10,6 +10,7 @@ import pytest
 
 from consumers.dashboard.view import TOPICS as SHOWN
 from consumers.replay.derive import Sources
+from consumers.reporting.process import Reporting
 from consumers.scheduler.process import Scheduler
 from consumers.scoring.scoring import Scoring
 from consumers.trainer.board import CORE_TOPICS, LEDGER_TOPICS
@@ -50,6 +51,7 @@ EXACT = {
     **{stream.__module__: needed(stream) for stream in STREAMS},
     "streams.process": set().union(*(needed(stream) for stream in STREAMS)),
     "consumers.scheduler.process": {*Scheduler.topics},
+    "consumers.reporting.process": {*Reporting.topics},
     "consumers.trainer.process": {*LEDGER_TOPICS, *CORE_TOPICS},
     "consumers.dashboard": {*SHOWN},
     "producers.proxy.feed": {*FED},

@@ -1,0 +1,51 @@
+"""Weights & Biases, where `report.wandb` names a project. Its library is an extra, imported here and nowhere else.
+
+Its key comes from the environment (WANDB_API_KEY), which the library reads itself: it passes through nothing of ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from consumers.reporting.settings import WandbSettings
+from gyre_engine.events.reports import StepReported
+from gyre_engine.reports.figures import figures
+
+EXTRA = "uv sync --extra wandb"
+
+
+class WandbMissing(RuntimeError):
+    """The library is not installed; the text says how to get it."""
+
+
+class WandbRun:
+    """One run there of one run here: it goes on under the same id. A step is sent once, also over restarts, but for the one at which a
+    process was killed between sending and noting; W&B online refuses that second one. Raises WandbMissing."""
+
+    name = "Weights & Biases"
+
+    def __init__(self, run: str, settings: WandbSettings) -> None:
+        try:
+            wandb = importlib.import_module("wandb")
+        except ImportError as error:
+            raise WandbMissing(f"report.wandb is set, and wandb is not installed: `{EXTRA}`") from error
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        self._note: Path = settings.folder / f"{run}.sent"
+        self._sent = int(self._note.read_text()) if self._note.exists() else 0
+        quiet = wandb.Settings(console="off", disable_git=True, save_code=False, silent=True)
+        self._run: Any = wandb.init(
+            project=settings.project, id=run, name=run, resume="allow", mode=settings.mode, dir=str(settings.folder),
+            config=dict(settings.config), settings=quiet,
+        )  # fmt: skip
+
+    def show(self, report: StepReported) -> None:
+        if report.step <= self._sent:
+            return
+        self._run.log({figure.tag: figure.value for figure in figures(report)}, step=report.step)
+        self._note.write_text(str(report.step))
+        self._sent = report.step
+
+    def close(self) -> None:
+        self._run.finish()
