@@ -7,7 +7,7 @@ numpy only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,10 +92,21 @@ def unknown(tokens: int, width: int) -> Rows:
     return np.full((tokens, width), UNKNOWN, dtype=np.uint8)
 
 
-def of_bytes(data: bytes, tokens: int) -> Rows:
-    """Rows of `tokens` tokens as an event carries them; NO_ROWS for no bytes. Raises BadRouting."""
-    if not data:
+def table(flat: NDArray[np.uint8], tokens: int) -> Rows:
+    """Rows of `tokens` tokens as an event carries them, one after the other; NO_ROWS for none. Raises BadRouting."""
+    if not len(flat):
         return NO_ROWS
-    if not tokens or len(data) % tokens:
-        raise BadRouting(f"{len(data)} bytes of routed experts do not divide among {tokens} tokens")
-    return np.frombuffer(data, dtype=np.uint8).reshape(tokens, -1)
+    if not tokens or len(flat) % tokens:
+        raise BadRouting(f"{len(flat)} bytes of routed experts do not divide among {tokens} tokens")
+    return flat.reshape(tokens, -1)
+
+
+def side_by_side(parts: Sequence[tuple[Rows, int]]) -> Rows:
+    """(record, tokens) of packs that are joined; where one has none its tokens are unknown. Raises BadRouting for two widths."""
+    widths = {rows.shape[1] for rows, _ in parts if rows.size}
+    if not widths:
+        return NO_ROWS
+    if len(widths) > 1:
+        raise BadRouting(f"records of {sorted(widths)} bytes a token cannot stand in one pack: they are of different models")
+    (width,) = widths
+    return np.concatenate([rows if rows.size else unknown(tokens, width) for rows, tokens in parts])

@@ -61,9 +61,8 @@ def table_of(event: Event) -> Table:
 def raw(record: Recorded) -> bytes:
     """The event as JSON: envelope and body, bytes as hex, unknown fields included."""
     event = record.event
-    body = {name: getattr(event, name) for name in _fields(event.TYPE)}
-    if event.TOPIC in BULK_TOPICS:
-        body = {name: _without_bulk(value) for name, value in body.items()}
+    bulky = event.TOPIC in BULK_TOPICS
+    body = {name: _without_bulk(getattr(event, name), bulky) for name in _fields(event.TYPE)}
     head = {"id": record.id, "type": event.TYPE, "v": event.VERSION, "run": record.run, "at": record.at, "cause": record.cause}
     return orjson.dumps({**head, "body": {**body, **record.extra}}, default=_plain, option=_OPTIONS)
 
@@ -101,8 +100,9 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _without_bulk(value: Any) -> Any:
-    return {"length": len(value)} if isinstance(value, np.ndarray) else value
+def _without_bulk(value: Any, bulky: bool) -> Any:
+    """Bytes of experts are many more than a call's tokens, on whatever topic."""
+    return {"length": len(value)} if isinstance(value, np.ndarray) and (bulky or value.dtype == np.uint8) else value
 
 
 def _plain(value: Any) -> Any:

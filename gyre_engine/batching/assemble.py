@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre_engine.batching.routed import routed_experts
 from gyre_engine.batching.work import ExecutionWork, Segment
 from gyre_engine.events.calls import ModelCall
 from gyre_engine.events.training import AdmittedExecution
+from gyre_engine.experts import BadRouting, Rows
 from gyre_engine.trees.facts import of_call
 from gyre_engine.trees.segments import Run, Segments, places, segments_of
 from gyre_engine.trees.select import TrainedRange, ranges_of
@@ -47,7 +49,15 @@ def assemble(admitted: AdmittedExecution, calls: Sequence[ModelCall]) -> Executi
         advantage=admitted.advantage,
         trained_tokens=admitted.trained_tokens,
         sequences=sequence,
+        experts=_experts(admitted, tree, calls),
     )
+
+
+def _experts(admitted: AdmittedExecution, tree: Segments, calls: Sequence[ModelCall]) -> Rows:
+    try:
+        return routed_experts(tree, calls)
+    except BadRouting as error:
+        raise AssemblyError(f"execution {admitted.execution}: {error}") from error
 
 
 def _leaves(admitted: AdmittedExecution, place: dict[str, int]) -> list[int]:

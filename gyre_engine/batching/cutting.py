@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gyre_engine.batching.grouping import groups_of_leaves
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.work import ExecutionWork, InvalidWork
+from gyre_engine.experts import NO_ROWS, Rows
 from gyre_engine.losses.aggregates import target_shares, token_weights
 
 Positions = NDArray[np.int64]
@@ -162,7 +163,14 @@ def _piece(
         sequence=sequence.astype(np.int32),
         executions=((work.execution, 0, len(targets)),),
         share=share[targets],
+        experts=_experts(work, shape, members),
     )
+
+
+def _experts(work: ExecutionWork, shape: _Shape, members: list[int]) -> Rows:
+    if not work.experts.size:
+        return NO_ROWS
+    return np.concatenate([work.experts[shape.starts[i] : shape.starts[i] + shape.kept[i]] for i in members])
 
 
 def _ends(work: ExecutionWork, members: list[int], ends: Positions) -> Positions:

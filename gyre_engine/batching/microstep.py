@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre_engine.experts import NO_ROWS, Rows, table
+
 _DTYPES = {
     "ids": "<i4",
     "position": "<i4",
@@ -45,6 +47,7 @@ class PackedMicroStep:
     executions:  (execution, first target, count), in order
     share:       float64[m] the weight without the advantage, for terms that have none; empty in records of earlier versions
     reference:   float32[m] log-probabilities of the targets under the reference policy; empty where loss.kl is 0
+    experts:     uint8[n, width] which experts each token is routed to (gyre_engine.experts); NO_ROWS: not recorded
     """
 
     ids: NDArray[np.int32]
@@ -59,6 +62,7 @@ class PackedMicroStep:
     executions: tuple[tuple[str, int, int], ...]
     share: NDArray[np.float64] = field(default_factory=lambda: np.empty(0, np.float64))
     reference: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    experts: Rows = field(default_factory=lambda: NO_ROWS)
 
     def __post_init__(self) -> None:
         tokens, targets = len(self.ids), len(self.dst)
@@ -67,6 +71,8 @@ class PackedMicroStep:
             found = len(getattr(self, name))
             if found != expected and (found or name not in _MAY_BE_EMPTY):
                 raise InvalidMicroStep(f"micro-step field {name} has {found} entries, expected {expected}")
+        if self.experts.size and len(self.experts) != tokens:
+            raise InvalidMicroStep(f"micro-step field experts has {len(self.experts)} rows, expected {tokens}")
         if targets and not (self.src.min() >= 0 and np.all(self.src < self.dst) and self.dst.max() < tokens):
             raise InvalidMicroStep("micro-step: every target needs a row before it, within the pack")
 
@@ -83,7 +89,7 @@ class PackedMicroStep:
     def to_fields(self) -> dict[str, Any]:
         """Plain fields for msgpack: arrays as little-endian bytes (`bin`), executions as lists."""
         arrays = {name: getattr(self, name).astype(dtype, copy=False).tobytes() for name, dtype in _DTYPES.items()}
-        return {**arrays, "executions": [list(entry) for entry in self.executions]}
+        return {**arrays, "executions": [list(entry) for entry in self.executions], "experts": self.experts.tobytes()}
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> PackedMicroStep:
@@ -92,9 +98,10 @@ class PackedMicroStep:
             given = {name: fields.get(name, b"") if name in _MAY_BE_EMPTY else fields[name] for name in _DTYPES}
             arrays = {name: _array(given[name], dtype) for name, dtype in _DTYPES.items()}
             executions = tuple((str(name), int(first), int(count)) for name, first, count in fields["executions"])
+            experts = table(_array(fields.get("experts", b""), "u1"), len(arrays["ids"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidMicroStep(f"cannot read a micro-step: {error!r}") from error
-        return cls(**arrays, executions=executions)
+        return cls(**arrays, executions=executions, experts=experts)
 
 
 def _array(data: bytes, dtype: str) -> NDArray[Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gyre_engine.batching.cutting import cut
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.work import ExecutionWork
+from gyre_engine.experts import side_by_side
 from gyre_engine.losses.aggregates import TWO_LEVEL
 
 
@@ -67,6 +68,7 @@ def _join(pieces: Sequence[PackedMicroStep]) -> PackedMicroStep:
             for name, first, count in piece.executions
         ),
         share=np.concatenate([piece.share for piece in pieces]),
+        experts=side_by_side([(piece.experts, piece.tokens) for piece in pieces]),
     )
 
 

@@ -79,6 +79,7 @@ def _part(step: PackedMicroStep, rows: NDArray[np.bool_]) -> PackedMicroStep:
         executions=_executions(step, kept),
         share=_of_targets(step.share, kept),
         reference=_of_targets(step.reference, kept),
+        experts=step.experts[rows] if step.experts.size else step.experts,
     )
 
 

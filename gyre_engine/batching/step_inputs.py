@@ -14,6 +14,7 @@ from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.packing import pack
 from gyre_engine.events import derived_id
 from gyre_engine.events.training import AdmittedExecution, GroupAdmitted, MicroStep
+from gyre_engine.experts import table
 from gyre_engine.losses.aggregates import divisor_share
 from gyre_engine.trees.owned import OwnedCalls
 
@@ -47,6 +48,7 @@ def packed(event: MicroStep) -> PackedMicroStep:
     return PackedMicroStep(
         event.ids, event.position, event.end, event.src, event.dst, event.logprobs, event.versions, event.weight,
         event.sequence, event.executions, event.share, event.reference,
+        table(event.routed_experts, len(event.ids)),
     )  # fmt: skip
 
 
@@ -118,5 +120,5 @@ def _event(step: int, index: int, p: PackedMicroStep, groups: Sequence[GroupAdmi
     return MicroStep(
         micro_step=name, step=step, index=index, groups=tuple(g.group for g in groups), ids=p.ids, position=p.position,
         end=p.end, src=p.src, dst=p.dst, logprobs=p.logprobs, versions=p.versions, weight=p.weight, sequence=p.sequence,
-        executions=p.executions, share=p.share, reference=p.reference,
+        executions=p.executions, share=p.share, reference=p.reference, routed_experts=p.experts.reshape(-1),
     )  # fmt: skip

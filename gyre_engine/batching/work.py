@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gyre_engine.experts import NO_ROWS, Rows
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -39,6 +41,7 @@ class ExecutionWork:
     trained_tokens:  the frozen count for the whole execution (log-rules 6): the divisor of its mean
     sequences:       int32[m] selected trajectory of each trained token (0, 1, ...), each on one path.
                      None: a token belongs to the first leaf below it.
+    experts:         uint8[tokens, width] those of all tokens, one segment after the other (gyre_engine.experts); NO_ROWS: not recorded
     Raises InvalidWork where these do not fit together.
     """
 
@@ -50,6 +53,7 @@ class ExecutionWork:
     advantage: float
     trained_tokens: int
     sequences: Ints | None = None
+    experts: Rows = field(default_factory=lambda: NO_ROWS)
 
     def __post_init__(self) -> None:
         _check_tree(self)
@@ -79,9 +83,11 @@ def _check_tree(work: ExecutionWork) -> None:
 def _check_trained(work: ExecutionWork) -> None:
     count = len(work.trained)
     name = f"execution {work.execution}"
-    for field, values in (("logprobs", work.logprobs), ("versions", work.versions), ("sequences", work.sequences)):
+    for what, values in (("logprobs", work.logprobs), ("versions", work.versions), ("sequences", work.sequences)):
         if values is not None and len(values) != count:
-            raise InvalidWork(f"{name}: {count} trained tokens but {len(values)} {field}")
+            raise InvalidWork(f"{name}: {count} trained tokens but {len(values)} {what}")
+    if work.experts.size and len(work.experts) != work.tokens:
+        raise InvalidWork(f"{name}: {work.tokens} tokens but {len(work.experts)} rows of routed experts")
     if count and (np.any(np.diff(work.trained) <= 0) or work.trained[0] < 0 or work.trained[-1] >= work.tokens):
         raise InvalidWork(f"{name}: trained positions must ascend within its {work.tokens} tokens")
     if count > work.trained_tokens:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gyre_engine.events.codec import Float32, Int32
+import numpy as np
+
+from gyre_engine.events.codec import Float32, Int32, UInt8
 from gyre_engine.events.envelope import Event, event
 
 
@@ -125,6 +127,9 @@ class ModelCall(Event):
     """Told by a rule of the config; where none speaks, structure says it."""
     discarded_tokens: int = 0
     """Sampled besides `output_ids` and thrown away, as an interruption let the call begin anew (`schedule.interrupted`)."""
+    routed_experts: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
+    """The experts of the path's tokens from position max(prefix_len - 1, 0) on but for the last one, whose experts the next call
+    tells (gyre_engine.experts, docs/models.md); empty without `cells.record_routing`."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,6 +1,7 @@
 """The msgpack codec of events: a frozen dataclass to a map of plain values and back.
 
-Arrays travel as msgpack `bin` (little-endian int32 or float32), enums as their values, nested records as maps, tuples as arrays.
+Arrays travel as msgpack `bin` (little-endian int32, float32, float64 or uint8), enums as their values, nested records as maps,
+tuples as arrays.
 Unknown fields are ignored on decoding (they stay readable in the raw event); a missing field takes its default.
 """
 
@@ -23,6 +24,7 @@ T = TypeVar("T")
 Int32 = Annotated[npt.NDArray[np.int32], "<i4"]
 Float32 = Annotated[npt.NDArray[np.float32], "<f4"]
 Float64 = Annotated[npt.NDArray[np.float64], "<f8"]
+UInt8 = Annotated[npt.NDArray[np.uint8], "u1"]
 
 
 class CodecError(ValueError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gyre_engine.events.codec import Float32, Float64, Int32
+from gyre_engine.events.codec import Float32, Float64, Int32, UInt8
 from gyre_engine.events.envelope import Event, event
 
 
@@ -92,6 +92,8 @@ class MicroStep(Event):
     """The weight without the advantage, a target; empty in records of earlier versions."""
     reference: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
     """Log-probability of each target under the reference policy; empty where loss.kl is 0."""
+    routed_experts: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))
+    """The experts that each token is routed to, a row a token (gyre_engine.experts); empty where none were recorded."""
 
 
 @event("core-elected", topic="training", key="run")

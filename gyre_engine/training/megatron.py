@@ -47,7 +47,8 @@ class MegatronReplica:
     def accumulate(self, step: PackedMicroStep, loss: LossConfig) -> StepMetrics:
         """See the port. Raises TrainingError before any weights were loaded, or for a version from the future."""
         require_trainable(step, self.version, self.shape.vocab)
-        return self._model.add_gradient(self._model.hidden(step.ids, step.position, step.end), step, loss, self.version)
+        hidden = self._model.hidden(step.ids, step.position, step.end, experts=step.experts)
+        return self._model.add_gradient(hidden, step, loss, self.version)
 
     def zero(self) -> None:
         """See the port."""

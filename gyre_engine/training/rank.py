@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.splitting import joined, split
+from gyre_engine.experts import NO_ROWS, Rows
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training import shard_store
 from gyre_engine.training.flat import FlatParameters, Slot, Unit, flatten, span, zeros
@@ -121,7 +122,7 @@ class Rank:
         """Add this rank's part of the gradient; what was measured, from one rank of the last stage. None: no share of it."""
         if step is None:
             return None
-        pieces = [self._forward(piece) for piece in split(step, self._mesh.pipeline)]
+        pieces = [self._forward(piece, piece.experts) for piece in split(step, self._mesh.pipeline)]
         metrics = StepMetrics()
         while pieces:
             metrics = metrics + self._backward(pieces.pop(), loss, version)
@@ -164,11 +165,11 @@ class Rank:
         """The ranks that share matrices measure the same: one of them says it."""
         return self._after is None and self.place.tensor == 0
 
-    def _forward(self, step: PackedMicroStep) -> Piece:
+    def _forward(self, step: PackedMicroStep, experts: Rows = NO_ROWS) -> Piece:
         given = self._receive(self._before, step.tokens)
         if given is not None:
             given.requires_grad_()
-        out = self._model.hidden(step.ids, step.position, step.end, given)
+        out = self._model.hidden(step.ids, step.position, step.end, given, experts=experts)
         if self._after is not None:
             self._mail.send(out.detach(), self._after)
         return Piece(step, given, out)

@@ -33,7 +33,7 @@ from gyre_engine.training.megatron_core import (
     quiet,
 )
 from gyre_engine.training.mesh import ONE, Mesh, Place
-from gyre_engine.training.replica import ReplicaOptions, StepMetrics
+from gyre_engine.training.replica import ReplicaOptions, StepMetrics, TrainingError
 from gyre_engine.training.routing import Router, Routing, mixture_config
 from gyre_engine.training.shape import ModelShape
 from gyre_engine.training.vocabulary import VocabularyPart
@@ -86,6 +86,10 @@ class TreeModel(GPTModel):  # type: ignore[misc]
         """As `forward`, of arrays. experts: those that tokens are routed to, where they are recorded (`gyre_engine.experts`)."""
         if self.routing is not None:
             self.routing.set(experts, len(ids))
+        elif experts.size:
+            raise TrainingError(
+                "a micro-step records routed experts, but the model has none: were its calls sampled by another one?"
+            )
         mask = torch.from_numpy(np.array(end, dtype=np.int32))
         hidden: Tensor = self(self._tensor(ids, torch.int64), self._tensor(position, torch.int64), mask, given)
         return hidden

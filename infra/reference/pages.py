@@ -93,7 +93,7 @@ def _first_paragraph(cls: type) -> str:
 
 def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Annotated:
-        return {"<i4": "int32 array", "<f4": "float32 array", "<f8": "float64 array"}[hint.__metadata__[0]]
+        return {"<i4": "int32 array", "<f4": "float32 array", "<f8": "float64 array", "u1": "uint8 array"}[hint.__metadata__[0]]
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
         return f"list of {_type_name(args[0])}"

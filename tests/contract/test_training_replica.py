@@ -3,11 +3,13 @@
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gyre_engine.batching import ExecutionWork, Segment, pack
+from gyre_engine.experts import Experts
 from gyre_engine.losses import LossConfig, divisor_share
 from gyre_engine.training.mesh import ONE, Mesh
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
@@ -39,6 +41,7 @@ MIXTURE = {
     "mlp_only_layers": [1],
     "norm_topk_prob": True,
 }
+EXPERTS = Experts(count=6, chosen=2, ffn=24, normed=True, layers=(0, 2))
 FAMILIES = ("qwen3", "qwen3_moe", "qwen2", "llama")
 MESHES = {"one": ONE, "tensor": Mesh(tensor=2), "pipeline": Mesh(pipeline=2), "data": Mesh(data=2)}
 """One process, and cells of two; those start processes in every test, and test_cell_replica has the short of it."""
@@ -154,6 +157,102 @@ def gradient_by_name(replica):
     flat = torch.from_numpy(replica.gradient_buffer())
     layout = replica.layout if isinstance(replica, Leader) else replica.parameters.layout
     return to_hf({slot.name: slot.of(flat) for slot in layout}, replica.shape)
+
+
+def recorded(item, seed):
+    """The work with a random record of experts, of which every fifth token has none."""
+    rng = np.random.default_rng(seed)
+    routed = np.stack([[rng.permutation(6)[:2] for _ in range(2)] for _ in range(item.tokens)])
+    routed[::5] = -1
+    return replace(item, experts=EXPERTS.rows(routed)), routed
+
+
+def force(model, routed):
+    """Have the gates of transformers' model choose `routed` for the path that comes next, but where it says -1."""
+
+    def forced(gate, layer):
+        def forward(hidden):
+            logits = torch.nn.functional.linear(hidden.reshape(-1, gate.hidden_dim), gate.weight)
+            likely = torch.softmax(logits, -1)
+            given = torch.from_numpy(routed()[:, layer])
+            chosen = torch.where(given < 0, likely.topk(gate.top_k, -1).indices, given)
+            weights = likely.gather(1, chosen)
+            return logits, weights / weights.sum(-1, keepdim=True), chosen
+
+        return forward
+
+    for number, layer in enumerate(EXPERTS.layers):
+        gate = model.model.layers[layer].mlp.gate
+        gate.forward = forced(gate, number)
+
+
+def rows_of_path(item, token):
+    """Where the path up to and with a token stands in the work."""
+    starts = np.cumsum([0, *[len(segment.ids) for segment in item.segments]])
+    index = int(np.searchsorted(starts, token, side="right")) - 1
+    rows = np.arange(starts[index], token + 1)
+    while (index := item.segments[index].parent) >= 0:
+        rows = np.concatenate([np.arange(starts[index], starts[index + 1]), rows])
+    return rows
+
+
+def test_recorded_experts_compute_and_their_gate_learns(replica_of, folder):
+    """By transformers, its gates told the same experts: one forward pass a target, the weights the gate's own."""
+    works, routed = zip(*[recorded(item, seed) for seed, item in enumerate(forest())], strict=True)
+    model, current = reference(folder("qwen3_moe")), []
+    force(model, lambda: current[0])
+    total = 0
+    for item, experts in zip(works, routed, strict=True):
+        for target, behaviour in zip(item.trained.tolist(), item.logprobs.tolist(), strict=True):
+            rows = rows_of_path(item, target)
+            path = np.concatenate([segment.ids for segment in item.segments])[rows].astype(np.int64)
+            current[:] = [experts[rows[:-1]]]
+            ratio = (torch.log_softmax(model(torch.from_numpy(path[None, :-1])).logits[0, -1], -1)[path[-1]] - behaviour).exp()
+            total = total - torch.minimum(ratio * item.advantage, ratio.clamp(0.8, 1.28) * item.advantage) / item.trained_tokens
+    total.backward()
+    replica = replica_of("qwen3_moe")
+    free = gradient(replica, pack(forest(), 1000))
+    forced = gradient(replica, pack(works, 1000))
+    expected, found = reference_gradients(model), gradient_by_name(replica)
+    assert max(relative(found[name], expected[name]) for name in expected) <= 1e-5
+    assert np.linalg.norm(forced - free) / np.linalg.norm(free) > 0.01
+    # Nothing of a record stays behind; what is computed again for the backward pass is routed alike.
+    assert np.array_equal(gradient(replica, pack(forest(), 1000)), free)
+    assert np.array_equal(gradient(replica_of("qwen3_moe", recompute=True), pack(works, 1000)), forced)
+
+
+def test_a_record_of_what_the_gate_chooses_changes_no_bit(replica_of, folder):
+    chosen, works = [], []
+    model = reference(folder("qwen3_moe"))
+    for layer in EXPERTS.layers:
+        model.model.layers[layer].mlp.gate.register_forward_hook(lambda _, __, out: chosen.append(out[2].numpy()))
+    for item in forest():
+        ids, routed = np.concatenate([segment.ids for segment in item.segments]).astype(np.int64), []
+        for token in range(item.tokens):
+            chosen.clear()
+            with torch.no_grad():
+                model(torch.from_numpy(ids[rows_of_path(item, token)][None]))
+            routed.append(np.stack([one[-1] for one in chosen]))
+        works.append(replace(item, experts=EXPERTS.rows(np.stack(routed))))
+    replica = replica_of("qwen3_moe")
+    assert np.array_equal(gradient(replica, pack(works, 1000)), gradient(replica, pack(forest(), 1000)))
+
+
+def test_a_cut_tree_with_recorded_experts_has_the_gradient_of_the_whole(replica_of):
+    works = [recorded(item, seed)[0] for seed, item in enumerate(forest())]
+    replica = replica_of("qwen3_moe", dtype="float64")
+    first, second = gradient(replica, pack(works, 1000)), gradient(replica, pack(works, 20))
+    assert np.linalg.norm(first - second) / np.linalg.norm(first) <= 1e-10
+
+
+def test_a_record_that_does_not_fit_is_refused(replica_of, folder):
+    (step,) = pack([recorded(forest()[0], 0)[0]], 1000)
+    replica = one_process(folder("qwen3_moe"))
+    with pytest.raises(TrainingError, match="routed experts: a record of 3 bytes a token"):
+        replica.accumulate(replace(step, experts=step.experts[:, :3]), LossConfig())
+    with pytest.raises(TrainingError, match="the model has none"):
+        one_process(folder("qwen3")).accumulate(step, LossConfig())
+    assert not replica.gradient_buffer().any()
 
 
 def reference_gradients(model):

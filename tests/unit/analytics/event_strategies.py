@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gyre_engine.events import event_types
 
-DTYPES = {"<i4": np.int32, "<f4": np.float32, "<f8": np.float64}
+DTYPES = {"<i4": np.int32, "<f4": np.float32, "<f8": np.float64, "u1": np.uint8}
 
 
 def values(hint):
@@ -16,7 +16,8 @@ def values(hint):
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         dtype = DTYPES[hint.__metadata__[0]]
-        return st.lists(st.integers(-5, 1 << 20), max_size=4).map(lambda v: np.array(v, dtype=dtype))
+        numbers = st.integers(0, 255) if dtype is np.uint8 else st.integers(-5, 1 << 20)
+        return st.lists(numbers, max_size=4).map(lambda v: np.array(v, dtype=dtype))
     if type(None) in args:
         return st.none() | values(next(a for a in args if a is not type(None)))
     if origin is tuple and args[1:] == (...,):

@@ -105,6 +105,7 @@ def test_token_ids_stand_in_raw_except_for_micro_steps():
 
     call = json.loads(row(only(ModelCall))["raw"])["body"]
     assert (call["output_ids"], call["prefix_hash"]) == ([3, 1, 4], "01ff")
+    assert call["routed_experts"] == {"length": 3}
     assert json.loads(row(only(MicroStep))["raw"])["body"]["ids"] == {"length": 3}
 
 

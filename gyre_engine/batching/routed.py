@@ -1,0 +1,61 @@
+"""Routed experts of a tree: each token has those of the first call that computed it, as far as calls recorded them.
+
+A call's record begins at the last token of its shared prefix, which nobody computed when it was sampled: the first call that goes on
+from there tells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gyre_engine.events.calls import ModelCall
+from gyre_engine.experts import NO_ROWS, UNKNOWN, BadRouting, Rows, table, unknown
+from gyre_engine.trees.segments import Run, Segments
+
+
+def routed_experts(tree: Segments, calls: Sequence[ModelCall]) -> Rows:
+    """The record of all tokens of the segments, one segment after the other; NO_ROWS where no call has one. Raises BadRouting."""
+    records = [record_of(call) for call in calls]
+    widths = {rows.shape[1] for rows in records if rows.size}
+    if not widths:
+        return NO_ROWS
+    if len(widths) > 1:
+        raise BadRouting(f"its calls have records of {sorted(widths)} bytes a token: they were sampled by different models")
+    heirs = _heirs(calls, records)
+    (width,) = widths
+    runs = (run for segment in tree.segments for run in segment.runs)
+    return np.concatenate([_of_run(calls[run.node], records[run.node], heirs, run, width) for run in runs])
+
+
+def record_of(call: ModelCall) -> Rows:
+    """A call's own record. Raises BadRouting where it does not divide among the tokens that it is of."""
+    return table(call.routed_experts, recorded_tokens(call.prefix_len, call.prompt_tokens + len(call.output_ids)))
+
+
+def recorded_from(prefix: int) -> int:
+    """The path position at which the record of a call with a shared prefix of so many tokens begins."""
+    return max(0, prefix - 1)
+
+
+def recorded_tokens(prefix: int, path: int) -> int:
+    """How many tokens it is of: all from there on but for the last one of the path."""
+    return max(0, path - 1 - recorded_from(prefix))
+
+
+def _heirs(calls: Sequence[ModelCall], records: Sequence[Rows]) -> dict[tuple[str | None, int], Rows]:
+    """(call, path position) -> the row of the token before it, by the first call that goes on from there and knows it."""
+    found: dict[tuple[str | None, int], Rows] = {}
+    for call, rows in zip(calls, records, strict=True):
+        if call.prefix_len and rows.size and np.any(rows[0] != UNKNOWN):
+            found.setdefault((call.parent, call.prefix_len), rows[:1])
+    return found
+
+
+def _of_run(call: ModelCall, rows: Rows, heirs: dict[tuple[str | None, int], Rows], run: Run, width: int) -> Rows:
+    first, end = recorded_from(call.prefix_len), call.prompt_tokens + len(call.output_ids)
+    if not rows.size:
+        rows = unknown(recorded_tokens(call.prefix_len, end), width)
+    last = heirs.get((call.call, end), unknown(1, width))
+    return np.concatenate([rows, last])[run.start - first : run.stop - first]
