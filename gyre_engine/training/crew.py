@@ -3,8 +3,8 @@
 promises  a rank does not outlive its leader; a leader that loses a rank ends with an error at once, also while it is idle; a rank
           that answers no more ends it after `limit_s`
 
-Fork before the process has threads: a fork copies the calling one alone. Orders go over a pipe, because ranks wait for them without
-a limit; tensors go over the process group (gloo on the loopback).
+Fork before the process has threads: a fork copies the calling one alone. Orders go over a pipe as msgpack, because ranks wait for them
+without a limit; tensors go over the process group (gloo on the loopback).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import FileStore
 
 from gyre_engine.lifeline import die_with_parent
 from gyre_engine.training.megatron_core import parallel_state
+from gyre_engine.training.orders import decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Crew:
     def tell(self, rank: int, method: str, *args: Any) -> None:
         """Have a rank call `method` of its object. `answer` must follow."""
         try:
-            self._pipes[rank].send((method, args))
+            self._pipes[rank].send_bytes(encode([method, args]))
         except OSError as error:
             raise RankLost(f"rank {rank} of this cell is gone: {error}") from error
 
@@ -101,7 +102,7 @@ class Crew:
         """What its last call returned."""
         try:
             if self._pipes[rank].poll(self.limit_s):
-                return self._pipes[rank].recv()
+                return decode(self._pipes[rank].recv_bytes())
         except (OSError, EOFError) as error:
             raise RankLost(f"rank {rank} of this cell is gone: {error!r}; its error stands above in this log") from error
         raise RankLost(f"rank {rank} of this cell gave no answer for {self.limit_s:.0f} s")
@@ -156,8 +157,8 @@ def _become(rank: int, leader: int, orders: Connection, meeting: Meeting, make: 
 
 
 def _obey(rank: Any, orders: Connection) -> None:
-    orders.send(None)
+    orders.send_bytes(encode(None))
     with contextlib.suppress(EOFError):
         while True:
-            method, args = orders.recv()
-            orders.send(getattr(rank, method)(*args))
+            method, args = decode(orders.recv_bytes())
+            orders.send_bytes(encode(getattr(rank, method)(*args)))
