@@ -34,21 +34,42 @@ FROM training WHERE type = 'step-committed' ORDER BY run, step""",
 
 STEPS = View(
     "steps",
-    "when each step opened, committed and was published, by whom it was computed, how stale its data were",
+    "when each step opened, committed and was published, by whom it was computed, how stale its data were, and what it came to",
     """
 WITH
   opened AS (SELECT run, core_epoch, step, attempt, at AS opened_at, length(groups) AS groups, length(micro_steps) AS micro_steps,
              staleness_max, staleness_mean FROM training WHERE type = 'step-opened'),
   published AS (SELECT run, assumeNotNull(weight_version) AS version, min(at) AS published_at FROM training
-                WHERE type = 'published' GROUP BY run, version)
+                WHERE type = 'published' GROUP BY run, version),
+  reported AS (SELECT * FROM training WHERE type = 'step-reported' ORDER BY offset LIMIT 1 BY run, step)
 SELECT c.run AS run, c.step AS step, c.attempt AS attempt, o.opened_at AS opened_at, c.at AS committed_at,
        dateDiff('millisecond', o.opened_at, c.at) / 1000 AS seconds, o.groups AS groups, c.executions AS executions,
        o.micro_steps AS micro_steps, arrayMap(m -> m.1, c.merge_order) AS cells, o.staleness_max AS staleness_max,
-       o.staleness_mean AS staleness_mean, nullIf(p.published_at, toDateTime64(0, 6, 'UTC')) AS published_at
+       o.staleness_mean AS staleness_mean, nullIf(p.published_at, toDateTime64(0, 6, 'UTC')) AS published_at,
+       c.loss AS loss, r.policy_loss AS policy_loss, r.kl_loss AS kl_loss, r.entropy_loss AS entropy_loss, c.grad_norm AS grad_norm,
+       r.lr AS lr, r.skipped AS skipped, r.entropy AS entropy, r.kl AS kl, r.reference_kl AS reference_kl,
+       r.clip_fraction AS clip_fraction, r.ratio_max AS ratio_max, r.ratio_tails AS ratio_tails, r.gap_max AS gap_max,
+       r.gap_mean AS gap_mean, r.gap_version AS gap_version, r.trained_tokens AS trained_tokens, r.packed_tokens AS packed_tokens,
+       r.sampled_tokens AS sampled_tokens, r.delivered_tokens AS delivered_tokens, r.delivered AS delivered_fraction,
+       r.trained AS trained_fraction, r.dedup_ratio AS dedup_ratio, r.decided_groups AS decided_groups,
+       r.zero_variance_groups AS zero_variance_groups, c.reward_mean AS reward_mean, r.scored_executions AS scored_executions,
+       r.discarded_executions AS discarded_executions, r.failed_executions AS failed_executions, r.data_s AS data_s,
+       r.released_members AS released_members
 FROM (SELECT * FROM training WHERE type = 'step-committed') AS c
 LEFT JOIN opened AS o ON o.run = c.run AND o.core_epoch = c.core_epoch AND o.step = c.step AND o.attempt = c.attempt
 LEFT JOIN published AS p ON p.run = c.run AND p.version = c.step
+LEFT JOIN reported AS r ON r.run = c.run AND r.step = c.step
 ORDER BY run, step""",
+)
+
+MEMBER_TIMES = View(
+    "member_times",
+    "where each member's time went in each step, in seconds: computing, waiting, merging, publishing",
+    """
+SELECT run, step, m.cell AS cell, m.micro_steps AS micro_steps, m.trained_tokens AS trained_tokens, m.compute_s AS compute_s,
+       m.wait_s AS wait_s, m.merge_s AS merge_s, m.publish_s AS publish_s
+FROM (SELECT run, assumeNotNull(step) AS step, members FROM training WHERE type = 'step-reported' ORDER BY offset LIMIT 1 BY run, step)
+ARRAY JOIN members AS m ORDER BY run, step, cell""",
 )
 
 STALENESS = View(
@@ -272,6 +293,7 @@ ORDER BY started_at DESC, run DESC LIMIT 1""",
 VIEWS: tuple[View, ...] = (
     REWARD_BY_STEP,
     STEPS,
+    MEMBER_TIMES,
     STALENESS,
     DRIFT,
     GAP,

@@ -1,6 +1,7 @@
 """The views on a small run whose answers are worked out by hand."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import clickhouse_connect
@@ -16,6 +17,7 @@ from gyre_engine.events.calls import Role, TreeClosed, TreeNode
 from gyre_engine.events.cells import CellRole, CellStarted, ProbeGap, RoleChanged, WaterLevelChanged
 from gyre_engine.events.executions import Discarded, DiscardReason, Ending, Finished, Scored, Started
 from gyre_engine.events.log import RunStarted
+from gyre_engine.events.reports import DriftAt, MemberTime, StepReported
 from gyre_engine.events.training import Sealed, StepCommitted, StepOpened
 from gyre_engine.log.memory import MemoryLog
 
@@ -93,6 +95,25 @@ def one_step(log):
     log.append(sealed("cell-0", 300, ("m0", "m2")), at=at(15))
     log.append(sealed("cell-1", 100, ("m1",)), at=at(15))
     log.append(committed, at=at(15.5))
+    log.append(a_report(), id="first", at=at(15.5))
+    log.append(replace(a_report(), sampled_tokens=9), id="second", at=at(15.5))  # a rival's: the first of a step counts
+
+
+def a_report():
+    """Of that step: 500 tokens sampled, 490 delivered, 900 of paths over 800 packed."""
+    return StepReported(
+        step=1, attempt=1, core_epoch=1, opened_at=at(12), committed_at=at(15.5), seconds=3.5, skipped=False, loss=float("nan"),
+        policy_loss=0.5, kl_loss=0.0, entropy_loss=0.0, grad_norm=0.5, lr=1e-4, entropy=1.5, kl=0.01, reference_kl=None,
+        clip_fraction=0.2, ratio_max=12.0, ratio_tails={"above_2": 0.02}, ratio_tail_tokens={"above_2": 8},
+        drift=(DriftAt(0, 300, 1.0, 1.5, 0.01),), gap_version=None, gap_max=None, gap_mean=None, gap_cells=0, trained_tokens=400,
+        packed_tokens=800, sampled_tokens=500, delivered_tokens=490, delivered=0.98, trained=0.8, path_tokens=900,
+        dedup_ratio=1.125, step_groups=2, decided_groups=3, zero_variance_groups=1, untrained_groups={"zero-variance": 1},
+        trained_executions=8, scored_executions=9, discarded_executions=2, failed_executions=1,
+        left_out_executions={"discarded": 2, "evaluation-failed": 1}, reward_mean=0.375, reward_deviation=0.25, reward_min=0.0,
+        reward_max=1.0, staleness_max=1, staleness_mean=0.25, data_s=7.0,
+        members=(MemberTime("cell-0", 1, 2, 300, 2.0, 1.0, 0.625, 0.25), MemberTime("cell-1", 1, 1, 100, 1.0, 0.5, 0.125, 0.75)),
+        released_members=0, resume={"trees/0": 1},
+    )  # fmt: skip
 
 
 def twenty_executions(log):
@@ -192,6 +213,18 @@ def test_steps_and_work_by_cell(ask):
     assert ask("SELECT cell, micro_steps, trained_tokens, seconds FROM work_by_cell") == [
         ("cell-0", 2, 300, 1.0),
         ("cell-1", 1, 100, 1.0),
+    ]
+
+
+def test_what_a_step_came_to(ask):
+    names = (
+        "policy_loss, lr, skipped, entropy, reference_kl, ratio_tails['above_2'], gap_max, sampled_tokens, delivered_fraction, "
+        "dedup_ratio, zero_variance_groups, scored_executions, discarded_executions, failed_executions"
+    )
+    assert ask(f"SELECT {names} FROM steps") == [(0.5, 1e-4, False, 1.5, None, 0.02, None, 500, 0.98, 1.125, 1, 9, 2, 1)]
+    assert ask("SELECT cell, micro_steps, compute_s, wait_s, merge_s, publish_s FROM member_times") == [
+        ("cell-0", 2, 2.0, 1.0, 0.625, 0.25),
+        ("cell-1", 1, 1.0, 0.5, 0.125, 0.75),
     ]
 
 
