@@ -29,7 +29,7 @@ from gyre_engine.training.shape import ModelShape
 from gyre_engine.transfer.kinds import why_not
 from infra.sglang.launch import PYTHON as SGLANG
 from infra.sglang.launch import no_gpu, taken
-from infra.stack import wiring
+from infra.stack import vocabulary, wiring
 from infra.stack.ports import free_ports, is_free
 from producers.runner.harnesses import HarnessError
 from producers.runner.process import harness_of
@@ -48,6 +48,7 @@ def check_before_start(config: Config) -> None:
         _tasks,
         _engine,
         _engine_args,
+        _routing,
         _ranks,
         _addresses,
         _transfer,
@@ -76,7 +77,7 @@ def _model(config: Config) -> Iterator[Problem]:
     elif not model.is_dir():
         yield Problem(f"model.path: {model} is no folder (relative paths are taken from the config's folder)", at)
     else:
-        yield from (Problem(f"model.path: {text}", at) for text in _broken_files(model))
+        yield from (Problem(f"model.path: {text}", at) for text in (*_broken_files(model), *vocabulary.misfits(model)))
 
 
 def _broken_files(model: Path) -> Iterator[str]:
@@ -205,6 +206,23 @@ def _ranks(config: Config) -> Iterator[Problem]:
     with suppress(TrainingError, OSError, ValueError, KeyError):
         shape = ModelShape.of_folder(Path(config.model.path))
         yield from (Problem(text, (("cells", key),)) for key, text in misfits(mesh, shape))
+
+
+def _routing(config: Config) -> Iterator[Problem]:
+    """Who can tell which experts computed a token. What cannot be read of the model, `_model` tells."""
+    cells, at = config.cells, (("cells", "record_routing"),)
+    if not cells.record_routing:
+        return
+    if cells.engine == "scripted":
+        yield Problem(
+            'cells.record_routing: a scripted engine computes nothing: set it to false, or cells.engine to "native"', at
+        )
+    if cells.engine == "sglang" and cells.engine_kv == "hicache":
+        text = 'cells.record_routing: SGLang knows no experts of KV that moved: set it to false, or cells.engine_kv to "none"'
+        yield Problem(text, (*at, ("cells", "engine_kv")))
+    with suppress(OSError, ValueError, KeyError):
+        if wiring.experts(config) is None:
+            yield Problem(f"cells.record_routing: the model in {config.model.path} has no experts: set it to false", at)
 
 
 def _addresses(config: Config) -> Iterator[Problem]:

@@ -69,6 +69,25 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ("[loss]\nkl = -0.1\n", "loss.kl must be at least 0"),
         ("[loss]\nentropy = nan\n", "loss.entropy must be at least 0"),
         ('[loss]\nkl_estimator = "k4"\n', "loss.kl_estimator must be one of k1, k2, k3; got 'k4'"),
+        (
+            '[optimizer]\nschedule = "cosinus"\n',
+            'line 2: optimizer.schedule must be one of .*; got .cosinus.. Did you mean "cosine"',
+        ),
+        (
+            '[optimizer]\nschedule = "cosine"\nwarmup_steps = 10\n',
+            r"line 3: optimizer.decay_steps \(10\) must be above .*warmup_steps",
+        ),
+        (
+            '[optimizer]\nschedule = "wsd"\nwarmup_steps = 6\nwsd_steps = 5\n',
+            r"line 4: optimizer.wsd_steps \(5\) must fit between warmup_steps \(6\) and decay_steps \(10\)",
+        ),
+        ("[optimizer]\nmin_lr = 0.1\n", r"line 2: optimizer.min_lr \(0.1\) is above optimizer.lr \(0.0002\)"),
+        (
+            '[optimizer]\nweight_decay = 0.1\nweight_decay_schedule = "linear"\n',
+            r"optimizer.weight_decay only rises: weight_decay_end \(0\) is below it \(0.1\)",
+        ),
+        ('[optimizer]\nnonfinite = "ignore"\n', "optimizer.nonfinite must be one of stop, skip; got 'ignore'"),
+        ('[training]\ndtype = "float16"\n', "line 2: training.dtype must be one of float32, bfloat16; got 'float16'"),
         ('[group]\nscale = "std"\n', "group.scale must be one of deviation, none; got 'std'"),
         ("[run]\ncheckpoint_keep = -1\n", "run.checkpoint_keep must be at least 0"),
         ('[runner]\ntask_filter = "hard"\n', "runner.task_filter must be one of none, pass-rate; got 'hard'"),

@@ -74,6 +74,28 @@ def test_every_file_that_a_model_lacks_is_named(experiment: Path, tmp_path: Path
     ]  # fmt: skip
 
 
+def vocabulary(folder: Path, words: int, said: int, rows: int) -> None:
+    """A tokenizer of `words` words, a config that says `said`, an embedding of `rows` rows."""
+    tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(words)}, "unk_token": "w0"}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": said}))
+    header = json.dumps(
+        {"model.embed_tokens.weight": {"dtype": "F32", "shape": [rows, 1], "data_offsets": [0, 4 * rows]}}
+    ).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * rows))
+
+
+def test_a_vocabulary_that_differs_from_the_engines_is_told(experiment: Path, tmp_path: Path) -> None:
+    """An embedding may have more rows than there are words (padding); not fewer, and not others than config.json says."""
+    vocabulary(tmp_path / "model", words=5, said=8, rows=8)
+    check_before_start(load_config(experiment))
+    vocabulary(tmp_path / "model", words=9, said=8, rows=6)
+    said = problems(experiment)
+    assert len(said) == 2
+    assert "tokenizer.json has words up to 8, config.json has vocab_size 8" in said[0]
+    assert "model.embed_tokens.weight has 6 rows, config.json has vocab_size 8" in said[1]
+
+
 @pytest.mark.parametrize(("wrong", "near"), [("qwen33", "qwen3"), ("glm5", "glm-5"), ("kimi_k2", "kimi-k2")])
 def test_a_renderer_that_is_not_there_is_told_with_the_nearest(experiment: Path, wrong: str, near: str) -> None:
     experiment.write_text(experiment.read_text().replace('path = "model"', f'path = "model"\nrenderer = "{wrong}"', 1))

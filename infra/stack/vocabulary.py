@@ -1,0 +1,59 @@
+"""Whether a model folder's words agree: those of its tokenizer (what agents and engines speak), its config.json and its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def misfits(model: Path) -> Iterator[str]:
+    """What differs, in words. A part that cannot be read is not this check's to tell."""
+    size = _of_config(model)
+    if size is None:
+        return
+    last = _last_word(model)
+    if last is not None and last >= size:
+        yield (
+            f"tokenizer.json has words up to {last}, config.json has vocab_size {size}: the trainer could not train on what the "
+            "engine reads; are both of the same model?"
+        )
+    rows = _rows(model)
+    if rows is not None and rows != size:
+        yield f"{EMBEDDING} has {rows} rows, config.json has vocab_size {size}: export the model again with its own config.json"
+
+
+def _of_config(model: Path) -> int | None:
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        found = json.loads((model / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+        return found if isinstance(found, int) else None
+    return None
+
+
+def _last_word(model: Path) -> int | None:
+    try:
+        words = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
+    except Exception:  # the library raises plain exceptions; the proxy, which needs it whole, tells them
+        return None
+    return max(words.values(), default=None)
+
+
+def _rows(model: Path) -> int | None:
+    """From the headers of the safetensors files: no tensor is read."""
+    for path in sorted(model.glob("*.safetensors")):
+        with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+            return int(_header(path)[EMBEDDING]["shape"][0])
+    return None
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(min(length, path.stat().st_size)))
+    return header
