@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from infra.reference.metrics import metrics_page
 from infra.reference.pages import cells_page, config_page, events_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = {"config.md": config_page, "events.md": events_page, "cells.md": cells_page}
+PAGES = {"config.md": config_page, "events.md": events_page, "cells.md": cells_page, "metrics.md": metrics_page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():
