@@ -87,6 +87,17 @@ class Experts:
         return np.dtype("u1" if self.count <= UNKNOWN else "<u2")
 
 
+def recorded_from(prefix: int) -> int:
+    """The path position at which the record of a call with a shared prefix of so many tokens begins: its last token, as nobody had
+    computed it when it was sampled."""
+    return max(0, prefix - 1)
+
+
+def recorded_tokens(prefix: int, path: int) -> int:
+    """How many tokens it is of: all from there on but for the last one of the path."""
+    return max(0, path - 1 - recorded_from(prefix))
+
+
 def unknown(tokens: int, width: int) -> Rows:
     """Rows that say nothing."""
     return np.full((tokens, width), UNKNOWN, dtype=np.uint8)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gyre_engine.events.calls import ModelCall
-from gyre_engine.experts import NO_ROWS, UNKNOWN, BadRouting, Rows, table, unknown
+from gyre_engine.experts import NO_ROWS, UNKNOWN, BadRouting, Rows, recorded_from, recorded_tokens, table, unknown
 from gyre_engine.trees.segments import Run, Segments
 
 
@@ -32,16 +32,6 @@ def routed_experts(tree: Segments, calls: Sequence[ModelCall]) -> Rows:
 def record_of(call: ModelCall) -> Rows:
     """A call's own record. Raises BadRouting where it does not divide among the tokens that it is of."""
     return table(call.routed_experts, recorded_tokens(call.prefix_len, call.prompt_tokens + len(call.output_ids)))
-
-
-def recorded_from(prefix: int) -> int:
-    """The path position at which the record of a call with a shared prefix of so many tokens begins."""
-    return max(0, prefix - 1)
-
-
-def recorded_tokens(prefix: int, path: int) -> int:
-    """How many tokens it is of: all from there on but for the last one of the path."""
-    return max(0, path - 1 - recorded_from(prefix))
 
 
 def _heirs(calls: Sequence[ModelCall], records: Sequence[Rows]) -> dict[tuple[str | None, int], Rows]:

@@ -95,6 +95,11 @@ class CellsConfig:
     pipeline_parallel: int = opt(1, "Trainer processes of a cell that share the layers.")
     data_parallel: int = opt(1, "Trainer processes of a cell that share the trees of a micro-step.")
     engine_args: tuple[str, ...] = opt((), 'For `sglang`: further arguments of its server, e.g. ["--tp-size", "2"].')
+    record_routing: bool = opt(
+        False,
+        "For a mixture of experts: engines tell which experts computed each token, the calls' records keep it, and these very "
+        "experts compute in training (docs/models.md).",
+    )
     release_memory: bool = opt(
         False,
         "For an engine and a trainer that share a GPU: the engine gives its memory back while its cell trains (sglang: needs "

@@ -36,6 +36,7 @@ ON_CPU = {
     "--mem-fraction-static": "0.1",
 }
 SLEEPS, HIERARCHICAL = "--sleep-on-idle", "--enable-hierarchical-cache"
+TELLS_EXPERTS = "--enable-return-routed-experts"
 SWITCHES = ("--skip-tokenizer-init", "--skip-server-warmup", "--incremental-streaming-output")
 
 
@@ -74,10 +75,12 @@ def sglang_on_cpu(
     max_batch: int = 16,
     scratch: str = "",
     flags: Mapping[str, str] | None = None,
+    record_routing: bool = False,
 ) -> Launch:
     """What starts a server of the model in `folder`. `environment` is the starter's own. Raises FileNotFoundError.
 
     scratch: a folder of this server's own, for one that says whom it has interrupted (gyre_engine.sampling.hicache.server)
+    record_routing: it can be asked which experts computed a token
     """
     if not PYTHON.exists():
         raise FileNotFoundError(f"SGLang is not installed ({PYTHON} is missing): run `uv sync --frozen` in {HERE}")
@@ -89,7 +92,8 @@ def sglang_on_cpu(
         "TOKENIZERS_PARALLELISM": "false",
     }
     module = MOVING if scratch else PLAIN
-    return _launch(str(PYTHON), module, given, (*SWITCHES, SLEEPS), {**_kept(environment), **only_here})
+    switches = (*SWITCHES, SLEEPS, *((TELLS_EXPERTS,) if record_routing else ()))
+    return _launch(str(PYTHON), module, given, switches, {**_kept(environment), **only_here})
 
 
 def sglang_on_gpu(
@@ -104,6 +108,7 @@ def sglang_on_gpu(
     max_batch: int,
     kv: MovingKv | None = None,
     flags: Mapping[str, str] | None = None,
+    record_routing: bool = False,
 ) -> Launch:
     """What starts a server on this machine's GPU, with the Python of an environment that has SGLang for GPUs and msgpack and xxhash.
 
@@ -117,12 +122,13 @@ def sglang_on_gpu(
     env = _kept(environment) | {"TOKENIZERS_PARALLELISM": "false"}
     if kv:
         env["PYTHONPATH"] = str(_linked(Path(kv.scratch)))
-    return _launch(python, MOVING if kv else PLAIN, given, (*SWITCHES, *((HIERARCHICAL,) if kv else ())), env)
+    switches = (*SWITCHES, *((HIERARCHICAL,) if kv else ()), *((TELLS_EXPERTS,) if record_routing else ()))
+    return _launch(python, MOVING if kv else PLAIN, given, switches, env)
 
 
 def taken(arguments: Sequence[str]) -> tuple[str, ...]:
     """Those of `arguments` that Gyre gives SGLang itself, also shortened or as --flag=value: SGLang's parser takes both."""
-    own = (*_served("", "", "", 0, 0, 0), *ON_CPU, *_hicache(MovingKv("", 0), ""), *SWITCHES, SLEEPS, HIERARCHICAL)
+    own = (*_served("", "", "", 0, 0, 0), *ON_CPU, *_hicache(MovingKv("", 0), ""), *SWITCHES, SLEEPS, HIERARCHICAL, TELLS_EXPERTS)
     flags = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     return tuple(flag for flag in flags if len(flag) > len("--") and any(name.startswith(flag) for name in own))
 

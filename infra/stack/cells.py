@@ -72,11 +72,12 @@ def _sglang(launch: Launch, folder: StackFolder, place: CellPlace) -> SGLangLaun
         return sglang_on_gpu(
             cells.sglang_python, model, version, host=host, port=port, environment=os.environ, kv_capacity=cells.kv_tokens,
             max_batch=cells.capacity, kv=_moving(launch, folder, place) if cells.engine_kv == "hicache" else None,
+            record_routing=cells.record_routing,
         )  # fmt: skip
     own = folder.scratch / launch.run / place.name / "server"
     return sglang_on_cpu(
         model, version, host=host, port=port, environment=os.environ, kv_capacity=cells.kv_tokens, max_batch=cells.capacity,
-        scratch=str(own),
+        scratch=str(own), record_routing=cells.record_routing,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from consumers.trainer.settings import TrainerSettings
 from gyre_engine.admission import AdmissionSettings
 from gyre_engine.config import SANDBOX, Config, NamedModelConfig
 from gyre_engine.events.calls import Role
+from gyre_engine.experts import Experts
 from gyre_engine.harbor import HarborSettings, options
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.sandbox import Limits
@@ -164,8 +165,15 @@ def proxy(launch: Launch, folder: StackFolder) -> ProxySettings:
         models=models(config),
         sampling=RunSampling(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, max_tokens=s.max_tokens),
         context_limit=config.model.context, wait_limit_s=config.proxy.wait_limit_s, quiet_s=config.proxy.quiet_s,
-        roles=role_rules(config), retry=config.schedule.interrupted == "retry",
+        roles=role_rules(config), retry=config.schedule.interrupted == "retry", experts=experts(config),
     )  # fmt: skip
+
+
+def experts(config: Config) -> Experts | None:
+    """The policy's, where routed experts are recorded."""
+    if not config.cells.record_routing:
+        return None
+    return Experts.of_config(json.loads(Path(config.model.path, "config.json").read_text()))
 
 
 def models(config: Config) -> dict[str, Model]:

@@ -14,7 +14,9 @@ import numpy as np
 
 from gyre_engine.events import Event, derived_id, now_us
 from gyre_engine.events.calls import Finish, ModelCall, Role
+from gyre_engine.events.codec import UInt8
 from gyre_engine.events.executions import ToolCalled
+from gyre_engine.experts import UNKNOWN, BadRouting, recorded_from, recorded_tokens
 from gyre_engine.sampling.port import Chunk, FinishReason
 from gyre_engine.sampling.rids import new_rid
 from gyre_engine.trees.conversation import Author, Message, link
@@ -187,7 +189,10 @@ def new_call(execution: Execution, ask: Ask, desk: Desk, settings: ProxySettings
         raise too_long(len(prompt.ids), settings.context_limit)
     most = settings.sampling.max_tokens
     params = settings.sampling.params(min(room, most, ask.max_tokens or most), desk.rendering.stop_ids)
-    job = Job(execution.id, new_rid(execution.id), prompt.ids, params, settings.context_limit, settings.wait_limit_s)
+    job = Job(
+        execution.id, new_rid(execution.id), prompt.ids, params, settings.context_limit, settings.wait_limit_s,
+        settings.experts if desk.untrainable is None else None, recorded_from(prompt.at.length),
+    )  # fmt: skip
     role = told_role(settings.roles, ask.said_by(Author.SYSTEM), ask.said_by(Author.USER), bool(ask.tools))
     return Call(execution, ask, desk, prompt, job, role, settings.retry, Sampled(held_us=held_us))
 
@@ -199,6 +204,7 @@ _NOTHING = Parsed("", "", ())
 def _record_of(call: Call, finish: Finish, parsed: Parsed) -> ModelCall:
     execution, prompt, sampled, params = call.execution, call.prompt, call.sampled, call.job.params
     output, number = np.asarray(sampled.ids, dtype=np.int32), execution.calls
+    routed = _routed(call)
     name = call_id(execution.id, prompt.at.call, prompt.prefix_hash, prompt.new, output, number)
     return ModelCall(
         execution=execution.id,
@@ -233,7 +239,25 @@ def _record_of(call: Call, finish: Finish, parsed: Parsed) -> ModelCall:
         notes=call.ask.notes,
         chain=_chain(call, name, finish, parsed),
         discarded_tokens=sampled.discarded,
+        routed_experts=routed,
     )
+
+
+def _routed(call: Call) -> UInt8:
+    """What the engines told of the call's tokens; what they left out is unknown. A record that does not fit makes it untrainable."""
+    told, experts = bytes(call.sampled.routed), call.job.experts
+    if experts is None or not told:
+        return np.empty(0, np.uint8)
+    size = experts.width * recorded_tokens(call.prompt.at.length, len(call.prompt.ids) + len(call.sampled.ids))
+    flat = np.frombuffer(told.ljust(size, bytes([UNKNOWN])), dtype=np.uint8)
+    try:
+        if len(flat) > size:
+            raise BadRouting(f"{len(flat)} bytes of routed experts where {size} were asked for")
+        experts.routed(flat.reshape(-1, experts.width))
+    except BadRouting as error:
+        call.sampled.broken = f"routed experts: {error}"
+        return np.empty(0, np.uint8)
+    return flat
 
 
 def _chain(call: Call, name: str, finish: Finish, parsed: Parsed) -> bytes:

@@ -23,6 +23,7 @@ import numpy as np
 from gyre_engine.events import now_us
 from gyre_engine.events.calls import WeightSpan
 from gyre_engine.events.codec import Int32
+from gyre_engine.experts import Experts
 from gyre_engine.sampling.port import (
     Chunk,
     ContextTooLong,
@@ -58,6 +59,8 @@ class Sampled:
     broken: str | None = None
     discarded: int = 0
     anew: int = 0
+    routed: bytearray = field(default_factory=bytearray)
+    """A record of routed experts, from the job's `routed_from` on."""
     _held_since: int | None = None
     _began: tuple[int, int] | None = None
     """When the first hold began, and what stood in `held_us` then."""
@@ -66,6 +69,7 @@ class Sampled:
         """Keep what one chunk brings."""
         if self.engine_calls == 1:
             self.cached = max(self.cached, chunk.cached_tokens)
+        self.routed += chunk.routed
         if not chunk.output_ids:
             return
         self.serve()
@@ -91,6 +95,7 @@ class Sampled:
         """Throw away what was sampled, but for its count; the agent is as far as if it had been held up from the first hold on."""
         self.discarded, self.anew = self.discarded + len(self.ids), self.anew + 1
         self.ids, self.logprobs, self.spans, self.first_token_at, self.broken = [], [], [], 0, None
+        self.routed.clear()
         if self._began is not None:
             self._held_since, self.held_us = self._began
 
@@ -109,7 +114,10 @@ def version_number(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to sample. prompt: int32[n]; wait_limit_s bounds each wait without progress."""
+    """What to sample. prompt: int32[n]; wait_limit_s bounds each wait without progress.
+
+    experts:     the model's, where engines are asked which of them computed the tokens from position `routed_from` on
+    """
 
     execution: str
     rid: str
@@ -117,6 +125,12 @@ class Job:
     params: SamplingParams
     context_limit: int
     wait_limit_s: float
+    experts: Experts | None = None
+    routed_from: int = 0
+
+    def unrouted(self, sampled: Sampled) -> int | None:
+        """From where on an engine is to tell the experts: what an earlier one told of this call holds."""
+        return None if self.experts is None else self.routed_from + len(sampled.routed) // self.experts.width
 
 
 def never() -> bool:
@@ -206,6 +220,7 @@ async def _on_one_engine(
         f"{job.rid}.{sampled.engine_calls}",
         cast(Sequence[int], prompt),
         replace(job.params, max_tokens=job.params.max_tokens - done),
+        routed_from=job.unrouted(sampled),
     )
     finish = None
     async with _left_by(cancel, lease, request.rid, sampled), contextlib.aclosing(lease.engine.generate(request)) as chunks:

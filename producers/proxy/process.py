@@ -14,6 +14,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -40,13 +41,14 @@ LAST_WORDS_S = 10.0
 Ready = Callable[[str], None]
 
 
-def run(settings: ProxySettings, log: Log, *, connect: Connect = SGLangEngine, ready: Ready | None = None) -> None:
+def run(settings: ProxySettings, log: Log, *, connect: Connect | None = None, ready: Ready | None = None) -> None:
     """Serve until SIGTERM or SIGINT. `ready` is told the URL once calls are taken.
 
     Raises OSError where the port is taken or the secret cannot be read, TokenizerUnreadable, UnknownRenderer, KeyMissing,
     LogUnavailable or StillOwned.
     """
     secret = _secret(settings.secret_file)
+    connect = connect or partial(SGLangEngine, experts=settings.experts)
     with _bound(settings) as listener:
         uvloop.run(_serve(settings, log, secret, listener, connect, ready))
 

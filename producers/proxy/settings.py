@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from gyre_engine.experts import Experts
 from gyre_engine.sampling.port import SamplingParams
 from producers.proxy.role_rules import RoleRule
 
@@ -73,6 +74,7 @@ class ProxySettings:
     body_wait_s:   a body of which nothing more comes for this long is refused
     roles:         rules that say the role of a call, by its words
     retry:         whether a call that its engine did not finish begins anew; else it goes on elsewhere, from the very token
+    experts:       the policy's, where its engines are asked which of them computed each token
     """
 
     model_folder: Path
@@ -90,6 +92,7 @@ class ProxySettings:
     body_wait_s: float = 60.0
     roles: tuple[RoleRule, ...] = ()
     retry: bool = False
+    experts: Experts | None = None
     name: str = "proxy"
 
     def __post_init__(self) -> None:

@@ -28,9 +28,9 @@ def answer(stack: Stack, text: str) -> Script:
 class Switched:
     """A call of which cell `core` has sampled five tokens before it leaves sampling, with nobody there to go on."""
 
-    def __init__(self, stack: Stack, text: str) -> None:
-        self.stack, self.gate, self.whole = stack, Gate(), answer(stack, text)
-        self.core = stack.cell("core", 0, engine=ScriptedEngine([self.whole], version="3", gate=self.gate))
+    def __init__(self, stack: Stack, text: str, engine: type[ScriptedEngine] = ScriptedEngine) -> None:
+        self.stack, self.gate, self.whole, self.engine = stack, Gate(), answer(stack, text), engine
+        self.core = stack.cell("core", 0, engine=engine([self.whole], version="3", gate=self.gate))
 
     async def begin(self, **fields: Any) -> asyncio.Future[httpx.Response]:
         asked = asyncio.ensure_future(self.stack.chat([user("q")], **fields))
@@ -55,7 +55,7 @@ class Switched:
         def rest(request: GenerateRequest) -> Script:
             return Script(self.whole.output_ids[len(request.input_ids) - prompt :], piece=1)
 
-        return self.stack.cell("b", 1, engine=ScriptedEngine(rest, version="4"))
+        return self.stack.cell("b", 1, engine=self.engine(rest, version="4"))
 
     def says(self, text: str) -> ScriptedEngine:
         """Another cell, whose model says something else, all at once."""

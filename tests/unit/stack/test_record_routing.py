@@ -1,0 +1,57 @@
+"""`cells.record_routing`: who is told of it, and what is said where nobody could follow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gyre_engine.config import Config, with_overrides
+from gyre_engine.experts import Experts
+from infra.sglang.launch import TELLS_EXPERTS, sglang_on_gpu, taken
+from infra.stack import checks, wiring
+
+MIXTURE = {
+    "model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "norm_topk_prob": True, "mlp_only_layers": [0],
+}  # fmt: skip
+
+
+def config(tmp_path: Path, *overrides: str, **fields: object) -> Config:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE | fields))
+    return with_overrides(Config(), [f"model.path={tmp_path}", "cells.record_routing=true", *overrides])
+
+
+def test_the_proxy_knows_the_experts_where_they_are_recorded(tmp_path: Path) -> None:
+    assert wiring.experts(config(tmp_path)) == Experts(8, 2, 16, True, (1, 2))
+    assert wiring.experts(config(tmp_path, "cells.record_routing=false")) is None
+
+
+@pytest.mark.parametrize("engine", ["native", "sglang"])
+def test_a_mixture_on_an_engine_that_tells_is_taken(tmp_path: Path, engine: str) -> None:
+    assert list(checks._routing(config(tmp_path, f"cells.engine={engine}"))) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fields", "words"),
+    [
+        ([], {"model_type": "qwen3"}, "has no experts"),
+        (["cells.engine=scripted", "cells.script=answers.toml"], {}, "a scripted engine computes nothing"),
+        (["cells.engine=sglang", "cells.engine_kv=hicache"], {}, "no experts of KV that moved"),
+    ],
+)
+def test_who_could_not_tell_is_refused_by_name(
+    tmp_path: Path, overrides: list[str], fields: dict[str, object], words: str
+) -> None:
+    [problem] = checks._routing(config(tmp_path, *overrides, **fields))
+    assert problem.text.startswith("cells.record_routing: ") and words in problem.text
+
+
+def test_a_server_is_started_so_that_it_can_tell() -> None:
+    plain, telling = (
+        sglang_on_gpu("python", "m", "0", host="h", port=1, environment={}, kv_capacity=64, max_batch=2, record_routing=on)
+        for on in (False, True)
+    )
+    assert set(telling.argv) - set(plain.argv) == {TELLS_EXPERTS}
+    assert taken([TELLS_EXPERTS]) == (TELLS_EXPERTS,)
