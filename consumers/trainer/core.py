@@ -269,10 +269,14 @@ class Core:
             self._checkpoint(opened.step, place)
 
     def _core_times(self, seals: list[Sealed]) -> dict[str, float]:
-        """Where the core's time went since this step opened; and before: in the last publication, and until its data were there."""
+        """Where the core's time went since this step opened; and before: in the last publication, and until its data were there.
+
+        The next account begins here.
+        """
         own = next((s.metrics for s in seals if s.cell == self._settings.cell), {})
-        merge = self._times.spent("merge")
-        rest = self._times.elapsed - merge - own.get("compute_s", 0.0) - own.get("merge_s", 0.0)
+        times, self._times = self._times, Stopwatch()
+        merge = times.spent("merge")
+        rest = times.elapsed - merge - own.get("compute_s", 0.0) - own.get("merge_s", 0.0)
         return {
             "core_merge_s": merge, "core_wait_s": max(0.0, rest), "core_publish_s": self._publish_s, "core_data_s": self._data_s,
         }  # fmt: skip

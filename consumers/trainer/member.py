@@ -55,6 +55,8 @@ class StepMember:
         self._replica, self._transfer = replica, transfer
         self._pull = Pull(transfer)
         self._held_version = -1
+        self._took_s = 0.0
+        """How long it took the last weights; 0 where it held them."""
         self.seat: Seat | None = None
         self._sealed_bytes: NDArray[np.float32] | None = None
         self._descriptor: Descriptor | None = None
@@ -99,12 +101,11 @@ class StepMember:
         if cell in step.order_sealed or not opened.micro_steps:
             return False
         require_known_weights(self._board.ledger, opened)
-        times = Stopwatch()
         if not self._take_weights(opened.step - 1, opened.weights_hash):
             return False
         self._replica.zero()
         epoch = max(1, self._board.ledger.member_floor.get(cell, 1))
-        self.seat = Seat(opened.step, opened.attempt, epoch, publish_s=times.elapsed)
+        self.seat = Seat(opened.step, opened.attempt, epoch, publish_s=self._took_s)
         joined = MemberJoined(
             cell=cell, member_epoch=epoch, step=opened.step, attempt=opened.attempt, weights_hash=opened.weights_hash
         )
@@ -112,6 +113,7 @@ class StepMember:
         return True
 
     def _take_weights(self, version: int, weights_hash: str) -> bool:
+        self._took_s, times = 0.0, Stopwatch()
         if self._held_version == version:
             return True
         published = self._board.published.get(version)
@@ -123,7 +125,7 @@ class StepMember:
             logger.warning("%s: version %d cannot be read yet: %s", self._settings.cell, version, error)
             return False
         self._replica.load(image.tobytes(), version)
-        self._held_version = version
+        self._held_version, self._took_s = version, times.elapsed
         return True
 
     def _work(self, step: OpenStep, member: Member, may_seal: bool) -> bool:
