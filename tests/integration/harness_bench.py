@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -45,6 +46,7 @@ from tests.integration.runner_fakes import SECRET, write_task
 
 MODEL = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
 NAME = "g000000.0.0"
+NO_FILES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass
@@ -109,10 +111,17 @@ class Bench:
         changed = RoleChanged(cell=name, incarnation=f"{name}-1", role=CellRole.TRAINING, command_epoch=1, command_number=1)
         self.service.desk.router.apply([changed])
 
-    async def run(self, harness: str, instruction: str, *, name: str = NAME, **settings: Any) -> Ran:
-        """One execution on a task with this instruction."""
+    async def run(
+        self, harness: str, instruction: str, *, name: str = NAME, files: Mapping[str, str] = NO_FILES, **settings: Any
+    ) -> Ran:
+        """One execution on a task with this instruction, in a workspace that has these files too."""
         own = HarnessSettings(name=harness, **settings)
         task = write_task(self.folder / "tasks" / "one", toml=f"[agent]\ntimeout_sec = {LIMIT_S}\n")
+        for path, text in files.items():
+            (file := task / "environment" / path).parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            with (task / "environment" / "Dockerfile").open("a") as recipe:
+                recipe.write(f"COPY {path} /app/{path}\n")
         (task / "instruction.md").write_text(instruction)
         of_runner = RunnerSettings(
             plan=ClassPlan(batch=1, mu=1, phi=0, steps=1), group_size=1, sources=(Source("tasks", self.folder / "tasks"),),
