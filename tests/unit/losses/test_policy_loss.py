@@ -43,6 +43,18 @@ def some(count=60, spread=0.6, seed=0):
     return behaviour + rng.normal(0, spread, count), given
 
 
+def every_side():
+    """Each sign and age with a ratio on each side of every bound: 0.8, 1, 1.2, 1.28 and 2."""
+    ratios = np.array([0.1, 0.5, 0.79, 0.81, 0.95, 1.05, 1.19, 1.22, 1.26, 1.3, 1.5, 1.9, 2.1, 3.0, 6.0])
+    ratio, weight, age = (grid.ravel() for grid in np.meshgrid(ratios, [-1.5, 0.5], range(5)))
+    behaviour = -np.linspace(0.1, 4, len(ratio))
+    sequence = np.arange(len(ratio)) // 3
+    return behaviour + np.log(ratio), Given(behaviour, weight, sequence, age, np.ones(len(ratio)), behaviour)
+
+
+SAMPLES = {"near": some(spread=0.05), "far": some(spread=0.6), "every side": every_side()}
+
+
 def computed(current, given, config, entropy=None):
     leaf = torch.tensor(current, dtype=torch.float64, requires_grad=True)
     result = policy_loss(leaf, given.targets(), config, entropy)
@@ -51,10 +63,10 @@ def computed(current, given, config, entropy=None):
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@pytest.mark.parametrize("spread", [0.05, 0.6])
-def test_a_loss_is_what_its_paper_says(name, spread):
-    """Value and gradient, with targets on either side of every bound."""
-    current, given = some(spread=spread)
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_loss_is_what_its_paper_says(name, sample):
+    """Value and gradient."""
+    current, given = SAMPLES[sample]
     reference = REFERENCES[name]
     result, gradient = computed(current, given, LossConfig(name))
     assert float(result.loss) == pytest.approx(reference(current, current, given), rel=1e-6, abs=1e-6)
