@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from gyre_engine.events.reports import StepReported
@@ -37,7 +38,7 @@ class Displays:
             return
         self._shown = report.step
         for display in list(self._displays):
-            self._try(display, lambda display=display: display.show(report))  # type: ignore[misc]
+            self._try(display, partial(display.show, report))
 
     def close(self) -> None:
         """Of all."""

@@ -79,7 +79,7 @@ class Reports:
             case TreeClosed() as event:
                 self._grow(event, record)
             case ProbeGap() as event:
-                return self._measure(event, record)
+                self._measure(event, record)
             case StepReported() as event:
                 self._read_back(event)
             case _ if record.topic == "training":
@@ -121,14 +121,13 @@ class Reports:
             group.trees.setdefault(event.execution, TreeCounts.of(event, record.partition, record.offset))
             group.settle()
 
-    def _measure(self, event: ProbeGap, record: Recorded) -> list[Report]:
-        """Makes none due. What KV of older weights does is not the engine's gap: it is told apart."""
+    def _measure(self, event: ProbeGap, record: Recorded) -> None:
+        """What KV of older weights does is not the engine's gap: it is told apart."""
         newest = max((gap.version for gap in self._measured()), default=-1)
         if event.version > newest and not event.kept_tokens:
             self._gaps.clear()
         if event.version >= newest and not event.kept_tokens:
             self._gaps.setdefault(event.cell, record)
-        return []
 
     def _measured(self) -> list[ProbeGap]:
         return [r.event for _, r in sorted(self._gaps.items()) if isinstance(r.event, ProbeGap)]

@@ -16,8 +16,8 @@ from tests.e2e.small_run import Gyre, settings, write_experiment
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 VICTIMS = (
-    "proxy", "runner", "streams", "scheduler", "scoring", "analytics", "cell-0-agent", "cell-0-engine", "cell-1-engine",
-    "cell-1-trainer", "cell-2-agent",
+    "proxy", "runner", "streams", "scheduler", "scoring", "reporting", "analytics", "cell-0-agent", "cell-0-engine",
+    "cell-1-engine", "cell-1-trainer", "cell-2-agent",
 )  # fmt: skip
 STEPS = 6
 
@@ -82,6 +82,7 @@ def assert_as_if_nobody_had_been_killed(program: Gyre, steps: int = STEPS) -> No
     opened = {(e["step"], e["attempt"]): e["micro_steps"] for e in training if e["type"] == "step-opened"}
     commits = [e for e in training if e["type"] == "step-committed"]
     assert [c["step"] for c in commits] == list(range(1, steps + 1))
+    assert {e["step"] for e in training if e["type"] == "step-reported"} == set(range(1, steps + 1))
     for commit in commits:
         merged = {tuple(m) for m in commit["merge_order"]}  # type: ignore[attr-defined]
         counted = [
