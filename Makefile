@@ -61,8 +61,8 @@ test-all: install install-sglang install-harnesses  ## The slow legs: kills, rea
 	@$(BIN)/pytest -m slow
 
 bench: install  ## A benchmark (NAME=log|proxy|...); its last line is one JSON object
-	@test -f tests/bench/bench_$(NAME).py || { echo "make: no benchmark '$(NAME)'; there is: $$(ls tests/bench | sed -n 's/^bench_\(.*\)\.py/\1/p' | xargs)"; exit 1; }
-	@$(BIN)/python -m tests.bench.bench_$(NAME)
+	@test -f tests/bench/bench_$(subst -,_,$(NAME)).py || { echo "make: no benchmark '$(NAME)'; there is: $$(ls tests/bench | sed -n 's/^bench_\(.*\)\.py/\1/p' | tr _ - | xargs)"; exit 1; }
+	@$(BIN)/python -m tests.bench.bench_$(subst -,_,$(NAME))
 
 fuzz: install  ## Fuzzed requests at the proxy on real Kafka (SEED=n, COUNT=100000; <= 18 minutes); its last line is one JSON object
 	@SEED=$(SEED) COUNT=$(COUNT) $(BIN)/python -m tests.fuzz.fuzz_proxy
