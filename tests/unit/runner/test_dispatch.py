@@ -111,6 +111,25 @@ def test_only_the_runners_own_restarts_are_not_counted_against_the_budget() -> N
     assert board.places["g000000", 1].before[DiscardReason.LOST] == 1
 
 
+def test_an_execution_that_outlasts_the_run_again_and_again_keeps_its_place() -> None:
+    """Stopped and resumed seven times while it ran: each time a new attempt at the same place, until one ends."""
+    board, plan = Board(), ClassPlan(batch=1, mu=1, phi=0, steps=1)
+    dispatch(board, plan, 0)
+    first = board.groups["g000000"]
+    for life in range(7):
+        name = f"g000000.0.{life}"
+        board.observe(Started(execution=name))
+        assert [orphan.execution for orphan in board.of_state(State.STARTED)] == [name]
+        board.observe(Discarded(execution=name, reason=DiscardReason.LOST, final=False, wall_us=0, detail=RESTART))
+        (again,) = board.retries()
+        assert (again.execution, again.group_number, again.class_number) == (f"g000000.0.{life + 1}", 0, first.class_number)
+        assert (again.query, again.draw) == (first.query, first.draw)
+        board.observe(again)
+    assert board.places["g000000", 0].before[DiscardReason.LOST] == 0
+    board.observe(finish("g000000.0.7"))
+    assert board.places["g000000", 0].finished
+
+
 @given(st.lists(st.sampled_from(["dispatch", "start", "finish", "lose"]), max_size=40), st.randoms(use_true_random=False))
 def test_places_always_sum_to_what_was_dispatched(moves: list[str], random: object) -> None:
     """Whatever is delivered twice or out of place: settled + open = places."""

@@ -48,6 +48,13 @@ def test_gradients_are_summed_in_float32(folder):  # noqa: F811
     assert np.linalg.norm(once) == pytest.approx(np.linalg.norm(exact), rel=0.1)
 
 
+def test_the_same_steps_give_the_same_bytes_wherever_their_memory_lies(folder):  # noqa: F811
+    steps = pack(forest() + four_executions(), 100)
+    first, held = gradient(one_process(folder("qwen3"), dtype="bfloat16"), steps), torch.zeros(1001)
+    second = gradient(one_process(folder("qwen3"), dtype="bfloat16"), steps)
+    assert first.tobytes() == second.tobytes() and held.sum() == 0
+
+
 def test_an_image_of_bf16_is_loaded_as_it_is_and_by_transformers(folder, tmp_path):  # noqa: F811
     replica = one_process(folder("qwen3"), dtype="bfloat16")
     image = replica.export()

@@ -15,12 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from consumers.trainer import core as core_module
+from consumers.trainer.recovery import recover
 from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import packed
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import MicroStep, Sealed, StepCommitted, StepOpened, StepRefused
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training import checkpoint
+from gyre_engine.training.checkpoint import CheckpointError, Origin
 from gyre_engine.training.flat import flatten
 from gyre_engine.training.history import history_of, train_again
 from gyre_engine.training.optimizer import AdamW
@@ -160,6 +162,41 @@ def test_a_core_that_is_killed_at_each_point_of_a_step_leaves_the_same_bits(stag
         cast.until(lambda: len(cast.events(said)) == 2, cast.move_core)
     else:
         die_at(cast, point)
+    cast.next_core()
+    assert run(cast, STEPS) == expected
+
+
+@pytest.mark.parametrize(
+    ("origin", "message"),
+    [(Origin("m", "float32", "other"), "another config"), (Origin("other", "float32", "c"), "another model")],
+)
+def test_a_checkpoint_of_something_else_is_an_error_before_any_weights_change(
+    staged: Staged, origin: Origin, message: str
+) -> None:
+    cast = staged(1)
+    cast.core._publisher._origin = Origin("m", "float32", "c")
+    run(cast, 2)
+    replica = WavyReplica()
+    before = replica.weights_hash()
+    optimizer = AdamW(replica.parameters)
+    state = optimizer.state_hash()
+    with pytest.raises(CheckpointError, match=f"the checkpoint of step 2 is of {message}"):
+        recover(cast.settings("c0"), cast.log, replica, optimizer, origin)  # type: ignore[arg-type]
+    assert (replica.weights_hash(), optimizer.state_hash(), replica.version) == (before, state, 0)
+
+
+@pytest.mark.parametrize("damage", ["truncated weights", "truncated state", "no manifest"])
+def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Staged, damage: str) -> None:
+    """Step 2 is made again after step 1: the bits are the same."""
+    expected = run(staged(1), STEPS)
+    cast = staged(1)
+    run(cast, 2)
+    folder = Path(cast.url.removeprefix("file://")) / "step-00000002"
+    part = folder / ("model.safetensors" if damage == "truncated weights" else "optimizer/__0_0.distcp")
+    if damage == "no manifest":
+        (folder / "manifest.json").unlink()
+    else:
+        part.write_bytes(part.read_bytes()[:-8])
     cast.next_core()
     assert run(cast, STEPS) == expected
 
