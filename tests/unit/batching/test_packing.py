@@ -199,6 +199,22 @@ def test_a_weight_is_the_share_times_the_advantage(works, aggregate):
             assert step.weight[index] == pytest.approx(advantages[name] * step.share[index], rel=1e-15)
 
 
+@settings(deadline=None)
+@given(forests(), st.integers(1, 40), st.booleans())
+def test_the_targets_of_a_trajectory_stay_together(works, max_tokens, trees):
+    """However an execution is cut: a loss over sequences sees each whole, and alone under its number."""
+    home = {}
+    for item in works:
+        for step in pack([item], 10**6):
+            home |= {(name, int(step.ids[step.dst[i]])): (name, int(step.sequence[i])) for name, i in targets(step)}
+    found = {}
+    for number, step in enumerate(pack(works, max_tokens, trees=trees)):
+        for name, i in targets(step):
+            found.setdefault((number, int(step.sequence[i])), set()).add(home[name, int(step.ids[step.dst[i]])])
+    assert all(len(trajectories) == 1 for trajectories in found.values())
+    assert len(found) == len(set(home.values()))
+
+
 def test_a_record_of_an_earlier_version_has_no_shares_and_reads_all_the_same():
     (step,) = pack([work("a", [(-1, 5)], [3, 4])], 9)
     fields = {name: value for name, value in step.to_fields().items() if name not in ("share", "reference")}

@@ -114,7 +114,7 @@ def test_recomputation_and_the_other_losses_agree(lead, folder, mesh):  # noqa: 
     steps = pack(forest(), 1000)
     cell, again = lead(mesh), lead(mesh, recompute=True)
     alone = one_process(folder("qwen3"))
-    for name in ("gspo", "reinforce"):
+    for name in ("gspo", "cispo", "decoupled-ppo", "reinforce"):
         expected, found = (gradient(replica, steps, LossConfig(name=name)) for replica in (alone, cell))
         assert np.linalg.norm(found - expected) / np.linalg.norm(expected) <= 5e-6
     assert np.array_equal(gradient(again, steps), gradient(cell, steps))
