@@ -159,6 +159,34 @@ def gradient_by_name(replica):
     return to_hf({slot.name: slot.of(flat) for slot in layout}, replica.shape)
 
 
+class Wide:
+    """torch for a module of transformers that would compute norms and softmaxes in fp32 whatever its model's type is."""
+
+    def __getattr__(self, name):
+        return torch.float64 if name in ("float32", "float") else getattr(torch, name)
+
+
+def test_in_float64_the_gradient_of_a_tree_over_experts_is_exact(folder, monkeypatch):
+    from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+    def angles(x, position_ids):
+        """Angles are fp32 everywhere, as positions are exact and inverse frequencies are not."""
+        half = position_ids[..., None].float() * model.model.rotary_emb.inv_freq.float()
+        both = torch.cat([half, half], -1)
+        return both.cos().double(), both.sin().double()
+
+    monkeypatch.setattr(modeling_qwen3_moe, "torch", Wide())
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder("qwen3_moe"), dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
+    monkeypatch.setattr(model.model.rotary_emb, "forward", angles)
+    sum(reference_loss(model, item) for item in forest()).backward()
+    replica = one_process(folder("qwen3_moe"), dtype="float64")
+    gradient(replica, pack(forest(), 1000))
+    expected, found = reference_gradients(model), gradient_by_name(replica)
+    assert max(relative(found[name], expected[name]) for name in expected) <= 1e-10
+
+
 def recorded(item, seed):
     """The work with a random record of experts, of which every fifth token has none."""
     rng = np.random.default_rng(seed)
