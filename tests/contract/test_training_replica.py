@@ -175,10 +175,10 @@ def test_in_float64_the_gradient_of_a_tree_over_experts_is_exact(folder, monkeyp
         both = torch.cat([half, half], -1)
         return both.cos().double(), both.sin().double()
 
-    monkeypatch.setattr(modeling_qwen3_moe, "torch", Wide())
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder("qwen3_moe"), dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     )
+    monkeypatch.setattr(modeling_qwen3_moe, "torch", Wide())
     monkeypatch.setattr(model.model.rotary_emb, "forward", angles)
     sum(reference_loss(model, item) for item in forest()).backward()
     replica = one_process(folder("qwen3_moe"), dtype="float64")
