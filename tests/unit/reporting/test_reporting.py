@@ -48,9 +48,7 @@ class Listener:
 
 def two_steps() -> MemoryLog:
     log = story.the_run()
-    story.put(log, [story.one_call(f"g00000{g}.{i}.0", 3) for g in (2, 3) for i in range(2)])
-    story.put(log, [story.flat_group("g000003", reward=0.25)])
-    story.put(log, [story.opened(2, "g000002", "g000003"), *story.worked(2, epoch=2), story.committed(2, epoch=2)])
+    story.put(log, story.SECOND_STEP)
     return log
 
 

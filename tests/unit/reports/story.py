@@ -139,6 +139,12 @@ LEDGER: tuple[Event, ...] = (
     CoreElected(core_epoch=1, holder="h", cell="c0"), opened(1, "g000000", "g000001"), *worked(1), committed(1),
 )  # fmt: skip
 
+SECOND_STEP: tuple[Event, ...] = (
+    *(one_call(f"g00000{g}.{i}.0", 3) for g in (2, 3) for i in range(2)), flat_group("g000003", reward=0.25),
+    opened(2, "g000002", "g000003"), *worked(2, epoch=2), committed(2, epoch=2),
+)  # fmt: skip
+"""Two groups of zero variance, 12 tokens sampled; g000002 was counted as decided with the first step."""
+
 
 def gap(version: int, cell: str = "c1", largest: float = 2e-6, mean: float = 1e-7, tokens: int = 64, kept: int = 0) -> ProbeGap:
     return ProbeGap(cell=cell, version=version, tokens=tokens, gap_max=largest, gap_mean=mean, kept_tokens=kept)

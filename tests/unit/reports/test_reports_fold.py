@@ -81,10 +81,7 @@ def test_nothing_is_reported_before_every_tree_is_there() -> None:
 
 
 def next_step(log: MemoryLog) -> None:
-    """g000002 and g000003: in the second step."""
-    story.put(log, [story.one_call(f"g00000{g}.{i}.0", 3) for g in (2, 3) for i in range(2)])
-    story.put(log, [story.flat_group("g000003", reward=0.25)])
-    story.put(log, [story.opened(2, "g000002", "g000003"), *story.worked(2, epoch=2), story.committed(2, epoch=2)])
+    story.put(log, story.SECOND_STEP)
 
 
 def write(log: MemoryLog, report: Report) -> None:
@@ -152,9 +149,7 @@ def test_positions_of_partitions_that_were_not_read_since_are_kept() -> None:
     log = story.the_run()
     (first,) = begun_again(log)
     write(log, first)
-    story.put(log, [story.flat_group("g000003", reward=0.25)])
-    story.put(log, [story.one_call(f"g00000{g}.{i}.0", 3) for g in (2, 3) for i in range(2)])
-    story.put(log, [story.opened(2, "g000002", "g000003"), *story.worked(2, epoch=2), story.committed(2, epoch=2)])
+    story.put(log, story.SECOND_STEP)
     (second,) = begun_again(log)
     assert second.event.resume == {f"trees/{n}": end for (_, n), end in log.ends(["trees"]).items() if end}
 
