@@ -22,6 +22,7 @@ from gyre_engine.losses.policy import policy_loss
 from gyre_engine.losses.targets import Targets
 from gyre_engine.training.attention import AncestorAttention
 from gyre_engine.training.flat import sum_type
+from gyre_engine.training.heap import keep_freed_memory
 from gyre_engine.training.likelihood import likelihoods
 from gyre_engine.training.measures import step_metrics
 from gyre_engine.training.megatron_core import (
@@ -161,6 +162,7 @@ def build_model(shape: ModelShape, options: ReplicaOptions, mesh: Mesh = ONE, pl
 
 def prepare_process(device: str) -> None:
     """One thread and deterministic kernels: sums in one order."""
+    keep_freed_memory()
     if device.startswith("cuda"):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(1)
