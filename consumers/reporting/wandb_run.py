@@ -28,24 +28,32 @@ class WandbRun:
 
     def __init__(self, run: str, settings: WandbSettings) -> None:
         try:
-            wandb = importlib.import_module("wandb")
+            self._wandb: Any = importlib.import_module("wandb")
         except ImportError as error:
             raise WandbMissing(f"report.wandb is set, and wandb is not installed: `{EXTRA}`") from error
-        settings.folder.mkdir(parents=True, exist_ok=True)
+        self._name, self._settings = run, settings
+        self._run: Any = None
         self._note: Path = settings.folder / f"{run}.sent"
         self._sent = int(self._note.read_text()) if self._note.exists() else 0
-        quiet = wandb.Settings(console="off", disable_git=True, save_code=False, silent=True)
-        self._run: Any = wandb.init(
-            project=settings.project, id=run, name=run, resume="allow", mode=settings.mode, dir=str(settings.folder),
-            config=dict(settings.config), settings=quiet,
-        )  # fmt: skip
 
     def show(self, report: StepReported) -> None:
         if report.step <= self._sent:
             return
+        self._run = self._run or self._begin()
         self._run.log({figure.tag: figure.value for figure in figures(report)}, step=report.step)
         self._note.write_text(str(report.step))
         self._sent = report.step
 
     def close(self) -> None:
-        self._run.finish()
+        if self._run is not None:
+            self._run.finish()
+
+    def _begin(self) -> Any:
+        """Only once there is something to send: offline, each beginning is a folder."""
+        own = self._settings
+        own.folder.mkdir(parents=True, exist_ok=True)
+        quiet = self._wandb.Settings(console="off", disable_git=True, save_code=False, silent=True)
+        return self._wandb.init(
+            project=own.project, id=self._name, name=self._name, resume="allow", mode=own.mode, dir=str(own.folder),
+            config=dict(own.config), settings=quiet,
+        )  # fmt: skip
