@@ -18,6 +18,7 @@ from gyre_engine.config import SANDBOX, Config, ConfigError, DataSourceConfig, P
 from gyre_engine.config.limits import nearest
 from gyre_engine.config.schema import CellsConfig
 from gyre_engine.harbor import HarborError, check_environment
+from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.losses.names import BUILT_IN, LossError
 from gyre_engine.sampling.script_file import ScriptUnreadable, read_script
 from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
@@ -34,6 +35,8 @@ from infra.stack.ports import free_ports, is_free
 from producers.runner.harnesses import HarnessError
 from producers.runner.process import harness_of
 
+BYTES_OF_A_TOKEN = 64
+"""Of a micro-step, at most: three numbers a token, and of a target seven more."""
 TASKS_TOLD = 5
 """Broken tasks of one source that are told one by one; the rest is counted."""
 
@@ -221,8 +224,19 @@ def _routing(config: Config) -> Iterator[Problem]:
         text = 'cells.record_routing: SGLang knows no experts of KV that moved: set it to false, or cells.engine_kv to "none"'
         yield Problem(text, (*at, ("cells", "engine_kv")))
     with suppress(OSError, ValueError, KeyError):
-        if wiring.experts(config) is None:
+        if (experts := wiring.experts(config)) is None:
             yield Problem(f"cells.record_routing: the model in {config.model.path} has no experts: set it to false", at)
+        elif (longest := max(config.model.context, config.batch.micro_step_tokens)) > (most := _recordable(experts.width)):
+            text = (
+                f"cells.record_routing: a micro-step of {longest} tokens, with {experts.width} bytes of experts each, is more than "
+                f"the log takes: set it to false, or model.context and batch.micro_step_tokens to {most} at most"
+            )
+            yield Problem(text, (*at, ("model", "context"), ("batch", "micro_step_tokens")))
+
+
+def _recordable(width: int) -> int:
+    """How many tokens a micro-step may have whose experts take so many bytes each."""
+    return (KafkaSettings("").message_max_bytes - (1 << 20)) // (width + BYTES_OF_A_TOKEN)
 
 
 def _addresses(config: Config) -> Iterator[Problem]:

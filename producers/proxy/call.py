@@ -36,6 +36,8 @@ from producers.proxy.streamed import TextStream
 
 SHOWN = 16_384
 """Characters of a tool's arguments or result that an event shows."""
+ROUTED_MOST = 8 << 20
+"""Bytes of routed experts in one record: it must fit the log beside a long prompt's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ _NOTHING = Parsed("", "", ())
 def _record_of(call: Call, finish: Finish, parsed: Parsed) -> ModelCall:
     execution, prompt, sampled, params = call.execution, call.prompt, call.sampled, call.job.params
     output, number = np.asarray(sampled.ids, dtype=np.int32), execution.calls
-    routed = _routed(call)
+    routed, left_out = _routed(call)
     name = call_id(execution.id, prompt.at.call, prompt.prefix_hash, prompt.new, output, number)
     return ModelCall(
         execution=execution.id,
@@ -236,18 +238,23 @@ def _record_of(call: Call, finish: Finish, parsed: Parsed) -> ModelCall:
         finished_at=now_us(),
         cached_tokens=sampled.cached,
         engine_calls=max(1, sampled.engine_calls),
-        notes=call.ask.notes,
+        notes=(*call.ask.notes, *left_out),
         chain=_chain(call, name, finish, parsed),
         discarded_tokens=sampled.discarded,
         routed_experts=routed,
     )
 
 
-def _routed(call: Call) -> UInt8:
-    """What the engines told of the call's tokens; what they left out is unknown. A record that does not fit makes it untrainable."""
-    told, experts = bytes(call.sampled.routed), call.job.experts
+def _routed(call: Call) -> tuple[UInt8, tuple[str, ...]]:
+    """What the engines told of the call's tokens, and a note where it is left out; what they did not tell is unknown.
+
+    A record that does not fit makes the call untrainable.
+    """
+    told, experts, nothing = bytes(call.sampled.routed), call.job.experts, np.empty(0, np.uint8)
     if experts is None or not told:
-        return np.empty(0, np.uint8)
+        return nothing, ()
+    if len(told) > ROUTED_MOST:
+        return nothing, (f"routed experts: {len(told):,} bytes are more than a record may hold",)
     size = experts.width * recorded_tokens(call.prompt.at.length, len(call.prompt.ids) + len(call.sampled.ids))
     flat = np.frombuffer(told.ljust(size, bytes([UNKNOWN])), dtype=np.uint8)
     try:
@@ -256,8 +263,8 @@ def _routed(call: Call) -> UInt8:
         experts.routed(flat.reshape(-1, experts.width))
     except BadRouting as error:
         call.sampled.broken = f"routed experts: {error}"
-        return np.empty(0, np.uint8)
-    return flat
+        return nothing, ()
+    return flat, ()
 
 
 def _chain(call: Call, name: str, finish: Finish, parsed: Parsed) -> bytes:

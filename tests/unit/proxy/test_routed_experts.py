@@ -101,3 +101,17 @@ async def test_a_record_that_does_not_fit_makes_its_call_untrainable(make_stack:
     [call] = stack.calls()
     assert call.finish is Finish.STOP and told(call) == []
     assert call.untrainable is not None and call.untrainable.startswith("routed experts: ") and reason in call.untrainable
+
+
+async def test_a_record_that_the_log_would_not_take_is_left_out_and_said(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producers.proxy.call.ROUTED_MOST", 10)
+    stack = make_stack(cells=False, experts=EXPERTS)
+    stack.cell("a", engine=Told(lambda _: stack.scripts.pop(0)))
+    stack.says("one")
+    await stack.say([user("q")])
+    [call] = stack.calls()
+    assert told(call) == [] and call.untrainable is None
+    [note] = call.notes
+    assert note.startswith("routed experts: ") and note.endswith("bytes are more than a record may hold")

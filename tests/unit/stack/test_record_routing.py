@@ -48,6 +48,14 @@ def test_who_could_not_tell_is_refused_by_name(
     assert problem.text.startswith("cells.record_routing: ") and words in problem.text
 
 
+def test_a_micro_step_that_the_log_would_not_take_is_told_before_the_start(tmp_path: Path) -> None:
+    """8 of 128 experts in 48 layers are 384 bytes a token: 256k tokens of them are 96 MiB, where a record has at most 16."""
+    big = {"num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8, "mlp_only_layers": []}
+    assert list(checks._routing(config(tmp_path, "model.context=32768", "sampling.max_tokens=512", **big))) == []
+    [problem] = checks._routing(config(tmp_path, "model.context=262144", **big))
+    assert "262144 tokens, with 384 bytes of experts each" in problem.text and "to 35108 at most" in problem.text
+
+
 def test_a_server_is_started_so_that_it_can_tell() -> None:
     plain, telling = (
         sglang_on_gpu("python", "m", "0", host="h", port=1, environment={}, kv_capacity=64, max_batch=2, record_routing=on)
