@@ -1,4 +1,4 @@
-"""The training replica on Megatron-core in one process; `cell` spreads it over several.
+"""The training replica on Megatron-core in one process; `spread` spreads it over several.
 
 Importing this takes seconds and hundreds of megabytes: only trainers do, forked from a parent that has it loaded.
 """
