@@ -236,13 +236,13 @@ class Core:
             self._refuse(step, buffers, "skip")
         return done
 
-    def _refuse(self, step: OpenStep, buffers: list[Buffer], then: str) -> str:
+    def _refuse(self, step: OpenStep, buffers: list[Buffer], outcome: str) -> str:
         """Say on the ledger that there was no update, and whose gradients were not finite; the same in words."""
         opened = step.opened
         cells = tuple(cell for (cell, _), b in zip(step.merge_order, buffers, strict=True) if not np.isfinite(b).all())
         seals = [step.members[cell].sealed for cell in cells]
         refused = StepRefused(
-            core_epoch=self._epoch, step=opened.step, attempt=opened.attempt, then=then, cells=cells,
+            core_epoch=self._epoch, step=opened.step, attempt=opened.attempt, outcome=outcome, cells=cells,
             micro_steps=tuple(s.nonfinite for s in seals if s is not None and s.nonfinite),
         )  # fmt: skip
         self._pen.write([refused])

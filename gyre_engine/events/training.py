@@ -193,7 +193,7 @@ class StepRefused(Event):
     core_epoch: int
     step: int
     attempt: int
-    then: str
+    outcome: str
     """`stop` (the trainer ends with an error) or `skip` (the step is committed with unchanged weights): optimizer.nonfinite."""
     cells: tuple[str, ...]
     """Members whose sealed buffers are not finite; none where only their sum is not."""

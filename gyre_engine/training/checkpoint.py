@@ -3,7 +3,7 @@
 `<url>/step-00000012/` holds model.safetensors and config.json, so that it loads as a Hugging Face folder; optimizer/, which the
 optimizer writes, each rank its part (torch.distributed.checkpoint); and manifest.json with the SHA-256 of every file. The manifest is
 written last: a folder without one is a write that never ended, and does not exist for readers. Two checkpoints are the same where
-weights and state are, by hashes of their tensors: files carry random ids, and are cut otherwise by other meshes.
+weights and state are, by hashes of their tensors: other meshes cut the optimizer's files otherwise.
 """
 
 from __future__ import annotations

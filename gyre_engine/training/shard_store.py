@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
 
 from gyre_engine.training.flat import Unit
 from gyre_engine.training.replica import TrainingError
@@ -24,12 +25,19 @@ _ONE_FILE = ".safetensors"
 """What a checkpoint of before holds: the moments over the whole flat layout, in one file."""
 
 
+class _Writer(FsspecWriter):
+    """torch's, without its random id and the place: equal states of equal meshes give equal files."""
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta()
+
+
 def save(url: str, tensors: Mapping[str, Tensor], number: int, *, alone: bool) -> None:
     """Write this process's tensors; of several ranks, all call this at the same time. The number stands with the first's."""
     state: dict[str, Any] = {**tensors, _NUMBER: torch.tensor(number, dtype=torch.int64)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a write that never ended, which is written again, and about running alone
-        state_dict_saver.save(state, storage_writer=FsspecWriter(url), no_dist=alone)
+        state_dict_saver.save(state, storage_writer=_Writer(url), no_dist=alone)
 
 
 def load(url: str, blank: dict[str, Tensor], units: Sequence[Unit]) -> dict[str, Tensor]:

@@ -79,3 +79,14 @@ def test_the_core_and_a_replay_of_its_run_pack_alike(tmp_path: Path) -> None:
         launch = launched(f"batch.trees={choice}", f"model.path={tmp_path}")
         core = wiring.trainer(launch, StackFolder(tmp_path), "cell-0", "me")
         assert core.trees is wiring.replay(launch.settings, "hash").trees is trees
+
+
+def test_trainers_and_a_replay_are_told_the_same_schedule_and_dtype(tmp_path: Path) -> None:
+    """What is left out is filled in once: down at the last step, wsd over the last tenth."""
+    launch = launched("run.steps=40", "optimizer.schedule=wsd", "optimizer.nonfinite=skip", "training.dtype=bfloat16")
+    told = wiring.trainer(launch, StackFolder(tmp_path), "cell-0", "me")
+    again = wiring.replay(launch.settings, "pinned")
+    assert (told.hyper.decay_steps, told.hyper.wsd_steps, told.hyper.nonfinite, told.dtype) == (40, 4, "skip", "bfloat16")
+    assert (again.hyper, again.dtype) == (told.hyper, told.dtype)
+    own = wiring.hyper(launched("optimizer.decay_steps=7", "optimizer.wsd_steps=2").settings)
+    assert (own.decay_steps, own.wsd_steps) == (7, 2)
