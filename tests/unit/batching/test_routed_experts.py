@@ -109,13 +109,26 @@ def work_of(calls: list[ModelCall], leaves: list[int]) -> ExecutionWork:
     return assemble(admitted, calls)
 
 
-def expected(nodes: list[Node], token: int, silent: frozenset[int]) -> list[int]:
-    """By hand: the row that a token's call told, or, of the last token of a path, the first call that goes on from its very end."""
+def on_paths(nodes: list[Node], leaves: list[int]) -> set[int]:
+    """Calls of which a selected path holds a token."""
+    found: set[int] = set()
+    for leaf in leaves:
+        at = leaf
+        while at >= 0:
+            found.add(at)
+            at = owner(nodes, nodes[at].parent, nodes[at].cut)[0]
+    return found
+
+
+def expected(nodes: list[Node], token: int, silent: frozenset[int], selected: set[int]) -> list[int]:
+    """By hand: the row that a token's call told, or, of the last token of a path, the first selected call that goes on from there."""
     number, offset = divmod(token, 1000)
     cut, end = owner(nodes, nodes[number].parent, nodes[number].cut)[1], length(nodes, number)
     position = cut + offset
     tellers = (
-        [number] if position < end - 1 else [n for n, x in enumerate(nodes) if owner(nodes, x.parent, x.cut) == (number, end)]
+        [number]
+        if position < end - 1
+        else [n for n, x in enumerate(nodes) if owner(nodes, x.parent, x.cut) == (number, end) and n in selected]
     )
     teller = next((n for n in tellers if n not in silent), None)
     return [255] * WIDTH if teller is None else [teller, position // 256, position % 256]
@@ -127,14 +140,27 @@ def test_every_token_of_a_pack_has_what_the_first_call_that_computed_it_told(
     tree: tuple[list[Node], list[int], frozenset[int]],
 ) -> None:
     nodes, leaves, silent = tree
-    work = work_of(calls_of(nodes, silent), leaves)
+    work, selected = work_of(calls_of(nodes, silent), leaves), on_paths(nodes, leaves)
     for budget in (1000, 12):
         for step in pack([work], budget):
             for part in (step, *split(step, 2)):
                 if not part.experts.size:
-                    assert all(expected(nodes, int(t), silent) == [255] * WIDTH for t in part.ids)
+                    assert all(expected(nodes, int(t), silent, selected) == [255] * WIDTH for t in part.ids)
                 else:
-                    assert part.experts.tolist() == [expected(nodes, int(token), silent) for token in part.ids]
+                    assert part.experts.tolist() == [expected(nodes, int(token), silent, selected) for token in part.ids]
+
+
+@settings(deadline=None, max_examples=60)
+@given(trees())
+def test_what_a_pack_holds_does_not_depend_on_how_far_the_core_has_read(
+    tree: tuple[list[Node], list[int], frozenset[int]],
+) -> None:
+    """A core waits for the selected leaves; calls after them on the log, with or without a record, change no byte."""
+    nodes, leaves, silent = tree
+    calls = calls_of(nodes, silent)
+    early, late = pack([work_of(calls[: max(leaves) + 1], leaves)], 1000), pack([work_of(calls, leaves)], 1000)
+    assert [p.ids.tolist() for p in early] == [p.ids.tolist() for p in late]
+    assert [p.experts.tolist() for p in early] == [p.experts.tolist() for p in late]
 
 
 def test_where_nothing_was_recorded_nothing_is_carried() -> None:
