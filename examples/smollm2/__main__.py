@@ -59,7 +59,7 @@ def prepare(config: Config, console: Console) -> None:
 
 
 def tell(ran: Ran, by_version: dict[int, float], console: Console) -> None:
-    """Rewards by step, gaps by version."""
+    """Rewards by step, gaps by version (what the run's own table does not say)."""
     for step in ran.view.committed:
         console.print(f"step {step.step}: reward {step.reward_mean:.3f}, gradient norm {step.grad_norm:.3f}", highlight=False)
     for version, gap in by_version.items():
@@ -69,9 +69,11 @@ def tell(ran: Ran, by_version: dict[int, float], console: Console) -> None:
 def summary(ran: Ran, by_version: dict[int, float], verdict: Verdict) -> dict[str, object]:
     """The last line."""
     view = ran.view
+    tests = [round(report.mean, 4) for report in view.evaluations]
     return {
         "run": ran.run,
         "rewards": [round(step.reward_mean, 4) for step in view.committed],
+        "reward_on_tests": {"before": tests[0], "after": tests[-1]} if tests else None,
         "steps": view.step,
         "executions": view.finished,
         "discarded": view.discarded,
