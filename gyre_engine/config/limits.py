@@ -273,7 +273,9 @@ def _optimizer(config: Config) -> Iterator[Problem]:
         text = f"optimizer.min_lr ({o.min_lr:g}) is above optimizer.lr ({o.lr:g})"
         yield Problem(text, (("optimizer", "min_lr"), ("optimizer", "lr")))
     if o.schedule != "constant" and decay <= o.warmup_steps:
-        yield Problem(f"optimizer.decay_steps ({decay}) must be above optimizer.warmup_steps ({o.warmup_steps}): it counts them", at)
+        yield Problem(
+            f"optimizer.decay_steps ({decay}) must be above optimizer.warmup_steps ({o.warmup_steps}): it counts them", at
+        )
     elif o.schedule == "wsd" and wsd > decay - o.warmup_steps:
         text = f"optimizer.wsd_steps ({wsd}) must fit between warmup_steps ({o.warmup_steps}) and decay_steps ({decay})"
         yield Problem(text, (("optimizer", "wsd_steps"), *at))

@@ -240,7 +240,8 @@ class HarnessConfig:
     tools: tuple[str, ...] = opt(("write", "bash"), "For `mini`: the tools that it offers.")
     answer: str = opt(
         "",
-        "For `mini` and a model that calls no tools: a file that keeps each answer; what `check` says of it but ok is the user's next turn.",
+        "For `mini` and a model that calls no tools: a file that keeps each answer; what `check` says of it but ok is the user's next "
+        "turn.",
     )
     check: str = opt("", "For `mini`: a command whose output follows every write, e.g. the visible tests.")
     max_turns: int = opt(50, "Turn budget: model calls of one execution.")
