@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 from gyre_engine.admission import AdmissionSettings, Evidence, decide_again
-from gyre_engine.batching.step_inputs import ReferenceScorer, step_inputs, trained
+from gyre_engine.batching.step_inputs import Packing, ReferenceScorer, step_inputs, trained
 from gyre_engine.events import CodecError, decode
 from gyre_engine.events.calls import TreeClosed
 from gyre_engine.events.codec import pack, to_fields
@@ -118,40 +118,17 @@ def check_micro_steps(
     groups: Sequence[GroupAdmitted],
     calls: OwnedCalls,
     logged: Mapping[str, MicroStep],
-    *,
-    max_tokens: int,
-    trees: bool,
-    context: int,
-    aggregate: str,
-    config_hash: str,
-    constant: int = 0,
+    packing: Packing,
     reference: ReferenceScorer | None = None,
 ) -> int:
     """Derive the step's micro-steps again; how many agree. Raises ReplayDiverged naming the first that does not."""
-    number = step.committed.step
-    derived = step_inputs(
-        number,
-        groups,
-        calls,
-        max_tokens=max_tokens,
-        trees=trees,
-        context=context,
-        aggregate=aggregate,
-        config_hash=config_hash,
-        constant=constant,
-        reference=reference,
-    )
-    names = tuple(m.micro_step for m in derived.micro_steps)
-    if names != step.opened.micro_steps:
-        raise ReplayDiverged(
-            f"step {number}: the log opened {len(step.opened.micro_steps)} micro-steps, its calls give {len(names)}"
-        )
-    for event in derived.micro_steps:
-        if pack(to_fields(as_written(event, found := logged[event.micro_step]))) != pack(to_fields(found)):
+    number, opened = step.committed.step, step.opened.micro_steps
+    derived = step_inputs(number, groups, calls, packing, reference).micro_steps
+    if len(derived) != len(opened):
+        raise ReplayDiverged(f"step {number}: the log opened {len(opened)} micro-steps, its calls give {len(derived)}")
+    for event, name in zip(derived, opened, strict=True):
+        if name not in logged:
+            raise ReplayDiverged(f"step {number}: micro-step {name} is not on the log")
+        if event.micro_step != name or pack(to_fields(event)) != pack(to_fields(logged[name])):
             raise ReplayDiverged(f"step {number}: micro-step {event.index} on the log is not what its model calls give")
-    return len(names)
-
-
-def as_written(derived: MicroStep, logged: MicroStep) -> MicroStep:
-    """The derived micro-step as the version wrote it that wrote the logged one: there were no shares once."""
-    return derived if len(logged.share) else replace(derived, share=logged.share)
+    return len(derived)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from consumers.replay.derive import Sources, check_groups, check_micro_steps
 from gyre_engine.admission import AdmissionSettings
-from gyre_engine.batching.step_inputs import packed
+from gyre_engine.batching.step_inputs import Packing, packed
 from gyre_engine.events.log import RunStarted
 from gyre_engine.events.training import MicroStep
 from gyre_engine.log import Log
@@ -34,10 +34,7 @@ class ReplaySettings:
 
     model_path: str
     temperature: float
-    context: int
-    micro_step_tokens: int
-    aggregate: str
-    config_hash: str
+    packing: Packing
     threads: int
     admission: AdmissionSettings
     loss: LossConfig = field(default_factory=LossConfig)
@@ -45,12 +42,8 @@ class ReplaySettings:
     dtype: str = "float32"
     mesh: Mesh = ONE
     """That of the run's cells: sums over other ranks round differently."""
-    constant: int = 0
-    """For the aggregate of that name."""
     reference: str = ""
     """Folder of the reference policy's weights; empty: none is looked at."""
-    trees: bool = True
-    """As the run packed: shared prefixes once, or separate paths."""
     verify: bool = True
     until: int = 0
 
@@ -124,7 +117,4 @@ class _Trainer:
     def _derive(self, step: CommittedStep) -> int:
         s, sources = self._settings, self._sources
         groups = check_groups(step.opened.groups, sources, s.admission, step.committed.step)
-        return check_micro_steps(
-            step, groups, sources.calls, self._logged, max_tokens=s.micro_step_tokens, trees=s.trees, context=s.context,
-            aggregate=s.aggregate, config_hash=s.config_hash, constant=s.constant, reference=self._reference,
-        )  # fmt: skip
+        return check_micro_steps(step, groups, sources.calls, self._logged, s.packing, self._reference)

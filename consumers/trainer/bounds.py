@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from gyre_engine.batching import PackedMicroStep
+from gyre_engine.batching.step_inputs import Packing
 from gyre_engine.events.training import StepOpened
 from gyre_engine.training.ledger import Ledger
 from gyre_engine.training.replica import TrainingError
 
 
-def require_budget(name: str, pack: PackedMicroStep, budget: int, context: int) -> None:
+def require_budget(name: str, pack: PackedMicroStep, packing: Packing) -> None:
     """Raises TrainingError for a micro-step that is larger than this run's are. Only a single path may be longer than the budget."""
-    if pack.tokens > max(budget, context):
+    if pack.tokens > max(packing.max_tokens, packing.context):
         raise TrainingError(
-            f"micro-step {name} has {pack.tokens} tokens, batch.micro_step_tokens is {budget} and model.context {context}: it was "
-            "packed under another config"
+            f"micro-step {name} has {pack.tokens} tokens, batch.micro_step_tokens is {packing.max_tokens} and model.context "
+            f"{packing.context}: it was packed under another config"
         )
 
 

@@ -124,11 +124,7 @@ class Core:
             return False
         if board.role is not CellRole.TRAINING or not self._burst_has_begun():
             return False
-        inputs = step_inputs(
-            board.ledger.step + 1, groups, backlog.calls, max_tokens=settings.micro_step_tokens, trees=settings.trees,
-            context=settings.context, aggregate=settings.aggregate, config_hash=settings.config_hash,
-            constant=settings.constant, reference=self._reference,
-        )  # fmt: skip
+        inputs = step_inputs(board.ledger.step + 1, groups, backlog.calls, settings.packing, self._reference)
         self._inputs, self._fetched = self._fresh(inputs), {}
         self._pen.write([*inputs.micro_steps, self._opened(inputs)])
         self._times, self._data_s = Stopwatch(), self._ready.elapsed

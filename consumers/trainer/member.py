@@ -154,7 +154,7 @@ class StepMember:
         pack = self._board.packs.get(micro_step)
         if pack is None:
             return False
-        require_budget(micro_step, pack, self._settings.micro_step_tokens, self._settings.context)
+        require_budget(micro_step, pack, self._settings.packing)
         with seat.times.during("compute"):
             seat.metrics = seat.metrics + self._replica.accumulate(pack, self._settings.loss)
             self._watch(seat, micro_step, pack)

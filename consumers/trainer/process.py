@@ -101,7 +101,7 @@ class Trainer(Consumer):
 
         settings, pen, board = self._settings, self._pen, self._board
         optimizer = AdamW(self._replica.parameters, self._replica.shards())
-        origin = Origin(layout_digest(self._replica.parameters.layout), settings.dtype, settings.config_hash)
+        origin = Origin(layout_digest(self._replica.parameters.layout), settings.dtype, settings.packing.config_hash)
         epoch = win(settings.holder, self._propose, lambda: (board.ledger.core_epoch, board.ledger.core_holder))
         recovered = recover(settings, self.log, self._replica, optimizer, origin)
         self._member.holds(recovered.version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gyre_engine.batching.step_inputs import Packing
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import EvaluationPlan
@@ -21,8 +22,7 @@ class TrainerSettings:
     """Name of this process life, unique."""
     model_path: str
     plan: ClassPlan
-    context: int
-    micro_step_tokens: int
+    packing: Packing
     temperature: float
     lease_s: float
     checkpoint_url: str
@@ -35,15 +35,11 @@ class TrainerSettings:
     """Kind (gyre_engine.transfer.kinds)."""
     transfer_host: str = "127.0.0.1"
     loss: LossConfig = field(default_factory=LossConfig)
-    aggregate: str = "two-level"
-    constant: int = 0
-    """For the aggregate of that name."""
     reference: str = ""
     """Folder of the reference policy's weights; empty: none is looked at."""
     hyper: Hyper = field(default_factory=Hyper)
     dtype: str = "float32"
     """Of the weights, and in which they are computed with."""
-    config_hash: str = ""
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     mesh: Mesh = ONE
     """The ranks of the cell."""
@@ -51,7 +47,5 @@ class TrainerSettings:
     """Folder for what the ranks need to find each other; empty: the machine's."""
     claim_ahead: int = 2
     """Micro-steps that a member holds at most: the one it computes and one ahead, to hide the round trip (log-rules, 5)."""
-    trees: bool = True
-    """Whether shared prefixes are packed once (batch.trees); False: separate paths."""
     straggler_s: float = 30.0
     """After so long without a batch the core names what it waits for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -12,11 +13,33 @@ from numpy.typing import NDArray
 from gyre_engine.batching.assemble import assemble
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.packing import pack
-from gyre_engine.events import derived_id
+from gyre_engine.events import codec, derived_id
 from gyre_engine.events.training import AdmittedExecution, GroupAdmitted, MicroStep
 from gyre_engine.experts import table
-from gyre_engine.losses.aggregates import divisor_share
+from gyre_engine.losses.aggregates import TWO_LEVEL, divisor_share
 from gyre_engine.trees.owned import OwnedCalls
+
+DERIVATION_VERSION = 2
+"""Part of every micro-step's name: raise it with what makes a micro-step of the same causes another one (then NUMERICS, too)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a run's selected trajectories become micro-steps; the core and a replay are told the same.
+
+    max_tokens:   of a micro-step
+    context:      of the model; a longer path is an error
+    aggregate:    how a target shares its execution's advantage; `constant` is for the one of that name (`losses.aggregates`)
+    config_hash:  of the run, part of what micro-steps are named
+    trees:        shared prefixes once; False: separate paths (`training.maskable`)
+    """
+
+    max_tokens: int
+    context: int
+    aggregate: str = TWO_LEVEL
+    constant: int = 0
+    config_hash: str = ""
+    trees: bool = True
 
 
 class ReferenceScorer(Protocol):
@@ -63,34 +86,24 @@ def missing_calls(groups: Sequence[GroupAdmitted], calls: OwnedCalls) -> tuple[s
 
 
 def step_inputs(
-    step: int,
-    groups: Sequence[GroupAdmitted],
-    calls: OwnedCalls,
-    *,
-    max_tokens: int,
-    context: int,
-    aggregate: str,
-    config_hash: str,
-    trees: bool = True,
-    constant: int = 0,
-    reference: ReferenceScorer | None = None,
+    step: int, groups: Sequence[GroupAdmitted], calls: OwnedCalls, packing: Packing, reference: ReferenceScorer | None = None
 ) -> StepInputs:
     """Pack the selected trajectories of `groups` for `step` (which trains at weight version step - 1).
 
-    constant:   for the aggregate of that name (`losses.aggregates`)
-    reference:  scores the targets where the loss looks at a reference policy
+    reference: scores the targets where the loss looks at a reference policy
     """
     executions = trained(groups)
     works = [assemble(e, calls.of(e.execution)) for e in executions]
-    packs = pack(works, max_tokens=max_tokens, context=context, trees=trees, aggregate=aggregate)
+    packs = pack(works, packing.max_tokens, context=packing.context, trees=packing.trees, aggregate=packing.aggregate)
     packs = _scored(packs, reference)
     ages = [step - 1 - int(v) for work in works for v in work.versions]
     rewards = [e.reward for g in groups for e in g.executions]
+    shares = (divisor_share(packing.aggregate, e.trained_tokens, len(e.trajectories), packing.constant) for e in executions)
     return StepInputs(
         groups=tuple(groups),
-        micro_steps=tuple(_event(step, index, p, groups, config_hash) for index, p in enumerate(packs)),
+        micro_steps=tuple(_event(step, index, p, groups, packing.config_hash) for index, p in enumerate(packs)),
         executions=len(executions),
-        divisor=sum(divisor_share(aggregate, e.trained_tokens, len(e.trajectories), constant) for e in executions),
+        divisor=sum(shares),
         staleness_max=max(ages, default=0),
         staleness_mean=sum(ages) / len(ages) if ages else 0.0,
         reward_mean=sum(rewards) / len(rewards) if rewards else 0.0,
@@ -116,9 +129,12 @@ def probe(micro_steps: Sequence[MicroStep], limit: int = 256) -> list[int]:
 
 
 def _event(step: int, index: int, p: PackedMicroStep, groups: Sequence[GroupAdmitted], config_hash: str) -> MicroStep:
-    name = derived_id(tuple(g.group for g in groups), f"micro-step-of-{step}", 1, config_hash, index)
-    return MicroStep(
-        micro_step=name, step=step, index=index, groups=tuple(g.group for g in groups), ids=p.ids, position=p.position,
+    """Its name is a hash of all that it holds: whoever has read a micro-step of this name has these bytes, whoever wrote it."""
+    nameless = MicroStep(
+        micro_step="", step=step, index=index, groups=tuple(g.group for g in groups), ids=p.ids, position=p.position,
         end=p.end, src=p.src, dst=p.dst, logprobs=p.logprobs, versions=p.versions, weight=p.weight, sequence=p.sequence,
         executions=p.executions, share=p.share, reference=p.reference, routed_experts=p.experts.reshape(-1),
     )  # fmt: skip
+    content = hashlib.blake2b(codec.pack(codec.to_fields(nameless)), digest_size=16).hexdigest()
+    name = derived_id((*nameless.groups, content), f"micro-step-of-{step}", DERIVATION_VERSION, config_hash, index)
+    return replace(nameless, micro_step=name)

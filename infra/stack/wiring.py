@@ -15,6 +15,7 @@ from consumers.scheduler.process import SchedulerSettings
 from consumers.scoring.process import ScoringSettings
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.admission import AdmissionSettings
+from gyre_engine.batching.step_inputs import Packing
 from gyre_engine.config import SANDBOX, Config, NamedModelConfig
 from gyre_engine.events.calls import Role
 from gyre_engine.experts import Experts
@@ -94,17 +95,23 @@ def hyper(config: Config) -> Hyper:
     )  # fmt: skip
 
 
+def packing(config: Config, pinned_hash: str, model: Path) -> Packing:
+    """How the core makes micro-steps, and a replay of its run again."""
+    return Packing(
+        max_tokens=config.batch.micro_step_tokens, context=config.model.context, aggregate=config.loss.aggregate,
+        constant=config.loss.constant, config_hash=pinned_hash, trees=not why_paths(config.batch.trees, model),
+    )  # fmt: skip
+
+
 def trainer(launch: Launch, folder: StackFolder, cell: str, holder: str) -> TrainerSettings:
     config = launch.settings
     return TrainerSettings(
         cell=cell, core=launch.cell(cell).position == 0, holder=holder, model_path=launch.model_path,
-        plan=class_plan(config), context=config.model.context, micro_step_tokens=config.batch.micro_step_tokens,
-        trees=not why_paths(config.batch.trees, Path(launch.model_path)),
+        plan=class_plan(config), packing=packing(config, launch.config_hash, Path(launch.model_path)),
         temperature=config.sampling.temperature, lease_s=config.cells.lease_s,
         checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
         checkpoint_every=config.run.checkpoint_every, checkpoint_keep=config.run.checkpoint_keep, loss=loss(config),
-        aggregate=config.loss.aggregate, constant=config.loss.constant, reference=reference(config),
-        hyper=hyper(config), config_hash=launch.config_hash, secret=folder.cell_key(),
+        reference=reference(config), hyper=hyper(config), secret=folder.cell_key(),
         evaluation=evaluation(config), transfer=config.transfer.kind, transfer_host=launch.host, mesh=mesh(config),
         scratch=str(folder.scratch / launch.run / cell), dtype=config.training.dtype,
     )  # fmt: skip
@@ -112,10 +119,8 @@ def trainer(launch: Launch, folder: StackFolder, cell: str, holder: str) -> Trai
 
 def replay(config: Config, pinned_hash: str) -> ReplaySettings:
     return ReplaySettings(
-        model_path=config.model.path, temperature=config.sampling.temperature, context=config.model.context,
-        micro_step_tokens=config.batch.micro_step_tokens, trees=not why_paths(config.batch.trees, Path(config.model.path)),
-        aggregate=config.loss.aggregate, constant=config.loss.constant,
-        reference=reference(config), config_hash=pinned_hash,
+        model_path=config.model.path, temperature=config.sampling.temperature,
+        packing=packing(config, pinned_hash, Path(config.model.path)), reference=reference(config),
         threads=config.cells.threads, admission=admission(config, pinned_hash), loss=loss(config), hyper=hyper(config),
         mesh=mesh(config), dtype=config.training.dtype,
     )  # fmt: skip

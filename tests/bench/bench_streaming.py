@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from consumers.trainer.settings import TrainerSettings
+from gyre_engine.batching.step_inputs import Packing
 from gyre_engine.events import Event, Recorded
 from gyre_engine.events.bursts import BeginBurst
 from gyre_engine.events.calls import Continuity, ExecutionClosed, Finish, InputSpan, ModelCall, Provenance, ProxyOwns, WeightSpan
@@ -58,7 +59,7 @@ CORE, SATELLITE = "cell-0", "cell-1"
 
 def settings(cell: str, model: str, folder: str) -> TrainerSettings:
     return TrainerSettings(
-        cell=cell, core=cell == CORE, holder=cell, model_path=model, plan=PLAN, context=4096, micro_step_tokens=PROMPT + OUTPUT,
+        cell=cell, core=cell == CORE, holder=cell, model_path=model, plan=PLAN, packing=Packing(PROMPT + OUTPUT, 4096),
         temperature=1.0, lease_s=60.0, checkpoint_url=f"file://{folder}/checkpoints", checkpoint_every=0,
     )  # fmt: skip
 

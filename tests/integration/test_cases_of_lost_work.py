@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from consumers.trainer.board import CORE_TOPICS, Board
-from gyre_engine.batching.step_inputs import StepInputs, step_inputs
+from gyre_engine.batching.step_inputs import Packing, StepInputs, step_inputs
 from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, Finished
 from gyre_engine.events.training import Checkpointed, CoreElected, GroupAdmitted, StepCommitted, StepOpened
 from gyre_engine.log.memory import MemoryLog
@@ -46,7 +46,7 @@ def take_step(log: MemoryLog, plan: ClassPlan) -> StepInputs | None:
     groups = next_groups(backlog.admitted, backlog.consumed, plan)
     if groups is None:
         return None
-    inputs = step_inputs(step, groups, backlog.calls, max_tokens=4096, context=4096, aggregate="two-level", config_hash="")
+    inputs = step_inputs(step, groups, backlog.calls, Packing(4096, 4096))
     opened = StepOpened(
         core_epoch=2, step=step, attempt=1, weights_hash="", groups=tuple(g.group for g in groups), scores=(), micro_steps=(),
         executions=inputs.executions, divisor=inputs.divisor, staleness_max=0, staleness_mean=0.0,

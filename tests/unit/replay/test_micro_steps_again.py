@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from consumers.replay.derive import Sources, check_micro_steps
 from consumers.trainer.board import CORE_TOPICS
 from gyre_engine.batching import PackedMicroStep
-from gyre_engine.batching.step_inputs import StepInputs, packed, step_inputs
+from gyre_engine.batching.step_inputs import Packing, StepInputs, packed, step_inputs
 from gyre_engine.events.cells import CellRole, SchedulerElected
 from gyre_engine.events.codec import from_fields, pack, to_fields, unpack
 from gyre_engine.events.training import MicroStep, StepCommitted, StepOpened
@@ -22,7 +22,7 @@ from gyre_engine.training.merge import ReplayDiverged
 from tests.unit.replay.test_derived_again import group_of, logged
 from tests.unit.training.test_trainers_protocol import Bench, begin
 
-RULES: dict[str, Any] = {"max_tokens": 6, "context": 100, "aggregate": "two-level", "config_hash": "h"}
+RULES = Packing(max_tokens=6, context=100, config_hash="h")
 
 
 class Table:
@@ -40,11 +40,13 @@ def sources() -> Sources:
     return Sources.read(logged((1.0, 0.0), (2, 1)))
 
 
-def inputs_of(sources: Sources, **rules: Any) -> StepInputs:
-    return step_inputs(3, list(sources.groups.values()), sources.calls, **RULES | rules)
+def inputs_of(sources: Sources, reference: Table | None = None, **rules: Any) -> StepInputs:
+    return step_inputs(3, list(sources.groups.values()), sources.calls, replace(RULES, **rules), reference)
 
 
-def check(sources: Sources, inputs: StepInputs, on_log: Callable[[MicroStep], MicroStep] = lambda e: e, **rules: Any) -> int:
+def check(
+    sources: Sources, inputs: StepInputs, on_log: Callable[[MicroStep], MicroStep] = lambda e: e, reference: Table | None = None
+) -> int:
     opened = StepOpened(
         core_epoch=1, step=3, attempt=1, weights_hash="", groups=("g",), scores=(), executions=2, divisor=inputs.divisor,
         micro_steps=tuple(m.micro_step for m in inputs.micro_steps), staleness_max=0, staleness_mean=0.0,
@@ -52,9 +54,9 @@ def check(sources: Sources, inputs: StepInputs, on_log: Callable[[MicroStep], Mi
     committed = StepCommitted(
         core_epoch=1, step=3, attempt=1, merge_order=(), weights_hash="", executions=2, grad_norm=0.0, loss=0.0, reward_mean=0.0
     )
-    found: Mapping[str, MicroStep] = {m.micro_step: on_log(m) for m in inputs.micro_steps}
+    found: Mapping[str, MicroStep] = {e.micro_step: e for e in map(on_log, inputs.micro_steps)}
     step = CommittedStep(opened, committed, ())
-    return check_micro_steps(step, list(sources.groups.values()), sources.calls, found, trees=True, **RULES | rules)
+    return check_micro_steps(step, list(sources.groups.values()), sources.calls, found, RULES, reference)
 
 
 def test_a_micro_step_carries_the_reference_s_log_probabilities_and_is_derived_again(sources: Sources) -> None:
@@ -79,12 +81,25 @@ def test_nothing_is_scored_where_no_reference_is_looked_at(sources: Sources) -> 
     assert check(sources, inputs) == len(inputs.micro_steps)
 
 
-def test_a_log_from_before_there_were_shares_is_verified_all_the_same(sources: Sources) -> None:
-    inputs = inputs_of(sources)
-    count = check(sources, inputs, lambda e: replace(e, share=np.empty(0)))
-    assert count == len(inputs.micro_steps)
+@pytest.mark.parametrize("change", [lambda share: np.empty(0), lambda share: np.nextafter(share, 9)], ids=["none", "another bit"])
+def test_a_micro_step_whose_name_stands_over_other_bytes_is_told(sources: Sources, change: Callable[[Any], Any]) -> None:
     with pytest.raises(ReplayDiverged, match="micro-step 0"):
-        check(sources, inputs, lambda e: replace(e, share=np.nextafter(e.share, 9)))
+        check(sources, inputs_of(sources), lambda e: replace(e, share=change(e.share)))
+
+
+def test_a_micro_step_that_is_not_on_the_log_is_named(sources: Sources) -> None:
+    inputs = inputs_of(sources)
+    with pytest.raises(ReplayDiverged, match=f"step 3: micro-step {inputs.micro_steps[1].micro_step} is not on the log"):
+        check(sources, inputs, lambda e: replace(e, micro_step="other") if e.index == 1 else e)
+
+
+def test_micro_steps_of_other_content_have_other_names(sources: Sources) -> None:
+    """Same groups, step, index and config: who knows micro-steps by name alone must not take one for the other."""
+    given: list[dict[str, Any]] = [{}, {}, {"reference": Table()}, {"reference": Table(9.0)}, {"aggregate": "token"}]
+    plain, again, *others = [[m.micro_step for m in inputs_of(sources, **one).micro_steps] for one in given]
+    assert plain == again
+    names = [name for one in (plain, *others) for name in one]
+    assert len(set(names)) == len(names)
 
 
 def test_a_constant_divides_each_execution_by_the_same_number_of_tokens(sources: Sources) -> None:

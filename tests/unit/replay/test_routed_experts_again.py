@@ -53,7 +53,7 @@ def test_another_record_or_none_is_told(plain: Sources) -> None:
             check(other, inputs)
 
 
-def test_a_log_from_before_there_were_records_is_verified_all_the_same(plain: Sources) -> None:
+def test_a_micro_step_without_the_field_is_one_that_records_nothing(plain: Sources) -> None:
     inputs = inputs_of(plain)
     assert all(len(m.routed_experts) == 0 for m in inputs.micro_steps)
 

@@ -78,7 +78,8 @@ def test_the_core_and_a_replay_of_its_run_pack_alike(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(f'{{"layer_types": ["{layers}_attention"]}}')
         launch = launched(f"batch.trees={choice}", f"model.path={tmp_path}")
         core = wiring.trainer(launch, StackFolder(tmp_path), "cell-0", "me")
-        assert core.trees is wiring.replay(launch.settings, "hash").trees is trees
+        assert core.packing.trees is trees
+        assert wiring.replay(launch.settings, launch.config_hash).packing == core.packing
 
 
 def test_trainers_and_a_replay_are_told_the_same_schedule_and_dtype(tmp_path: Path) -> None:

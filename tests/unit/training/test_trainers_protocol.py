@@ -20,6 +20,7 @@ from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.batching import PackedMicroStep
+from gyre_engine.batching.step_inputs import Packing
 from gyre_engine.events.bursts import BeginBurst
 from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged, SchedulerElected
 from gyre_engine.events.executions import Dispatched
@@ -116,8 +117,8 @@ class Bench:
 
     def settings(self, cell: str) -> TrainerSettings:
         return TrainerSettings(
-            cell=cell, core=cell == "c0", holder=cell, model_path="", plan=ClassPlan(1, 1, 0, 9), context=100,
-            micro_step_tokens=100, temperature=1.0, lease_s=5.0, checkpoint_url=self.url, checkpoint_every=self.every,
+            cell=cell, core=cell == "c0", holder=cell, model_path="", plan=ClassPlan(1, 1, 0, 9), packing=Packing(100, 100),
+            temperature=1.0, lease_s=5.0, checkpoint_url=self.url, checkpoint_every=self.every,
             checkpoint_keep=self.keep, hyper=self.hyper,
         )  # fmt: skip
 
