@@ -8,7 +8,7 @@ promises  a step is verified only where its micro-steps follow from the model ca
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,9 +59,10 @@ class StepVerdict:
     problem: str = ""
 
 
-def not_comparable(started: RunStarted, settings: ReplaySettings) -> tuple[str, ...]:
-    """Why bit equality cannot be expected on this machine; empty where it must hold."""
-    return differences(started.fingerprint, fingerprint(settings.threads))
+def not_comparable(started: RunStarted, settings: ReplaySettings, versions: Mapping[str, str]) -> tuple[str, ...]:
+    """Why bit equality cannot be expected here; empty where it must hold. `versions`: of the packages that a run is pinned to."""
+    here = fingerprint(settings.threads)
+    return tuple(dict.fromkeys((*differences(started.fingerprint, here), *differences(started.versions, versions))))
 
 
 def replay(log: Log, settings: ReplaySettings) -> Iterator[StepVerdict]:

@@ -1,4 +1,7 @@
-"""What makes two machines comparable bit for bit: the processor, the builds, the thread count. Light: imports no torch."""
+"""What makes two machines comparable bit for bit: the processor, the builds, the thread count, and our own arithmetic.
+
+Light: imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,26 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-PACKAGES = ("torch", "megatron-core", "numpy")
+PACKAGES = ("torch", "megatron-core", "numpy", "safetensors")
+
+NUMERICS = 1
+"""Of this program's own arithmetic. Raise it with every change after which the same calls and scores give other bytes on the same
+machine: of admission's selection or advantages, of cutting, packing or a micro-step's fields (then DERIVATION_VERSION of
+`batching.step_inputs`, too), of attention, losses, or the order in which anything is summed, of optimizer or schedules, of the layout of
+an image. A log from before is then told apart as not comparable, where it would seem to differ."""
 
 
 def fingerprint(threads: int) -> dict[str, str]:
     """The fingerprint of this machine and environment."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"machine": platform.machine(), "cpu": _cpu(), "threads": str(threads), **versions}
+    return {
+        "machine": platform.machine(), "cpu": _cpu(), "threads": str(threads), "numerics": str(NUMERICS), **versions,
+    }  # fmt: skip
+
+
+def same_numerics(logged: Mapping[str, str]) -> bool:
+    """Whether this program computes as the one that left this fingerprint: no hardware makes up for that."""
+    return logged.get("numerics") == str(NUMERICS)
 
 
 def differences(logged: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from gyre_engine.config import config_from_json, with_overrides
 from infra.cli.attach import Attached
 from infra.cli.errors import CommandError
 from infra.stack import wiring
+from infra.stack.versions import versions
 from infra.stack.weights import image_hash
 
 
@@ -29,7 +30,7 @@ class Verdict:
 def replay_run(attached: Attached, console: Console, *, verify: bool, until: int, overrides: list[str]) -> Verdict:
     """Replay the run and print a line a step."""
     settings = settings_of(attached, verify=verify, until=until, overrides=overrides)
-    problems = not_comparable(attached.info.started, settings)
+    problems = not_comparable(attached.info.started, settings, versions())
     if problems and verify:
         console.print(f"not comparable here: {'; '.join(problems)}", highlight=False)
         settings = dataclasses.replace(settings, verify=False)

@@ -14,7 +14,7 @@ from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.runs import RunInfo, find_run
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.scheduling.cells import Fleet
-from gyre_engine.training.fingerprint import differences, fingerprint
+from gyre_engine.training.fingerprint import differences, fingerprint, same_numerics
 from gyre_engine.training.ledger import Ledger, apply
 from infra.stack.cells import next_place, own_cells, read_fleet
 from infra.stack.versions import versions
@@ -85,6 +85,8 @@ class FarRun:
         if other := differences(started.versions, versions()):
             raise CannotJoin(f"{run} cannot have a cell with other versions: {'; '.join(other)}; install those of the run")
         unlike = differences(started.fingerprint, fingerprint(own.cells.threads))
+        if not same_numerics(started.fingerprint):
+            raise CannotJoin(f"{run} cannot have a cell of another Gyre: {'; '.join(unlike)}; install that of the run")
         if unlike and not settings.other_hardware:
             raise CannotJoin(
                 f"a cell here would compute {run} differently in the last bits: {'; '.join(unlike)}; "

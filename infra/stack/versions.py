@@ -1,4 +1,5 @@
-"""Versions of the packages that decide what a run derives: a run goes on, and is joined, only with the same (log-rules, 15)."""
+"""Versions of the packages that decide what a run derives: a run goes on, is joined, and is compared by a replay, only with the same
+(log-rules, 15)."""
 
 from __future__ import annotations
 

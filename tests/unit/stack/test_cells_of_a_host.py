@@ -189,6 +189,10 @@ def test_a_cell_that_died_without_a_word_comes_back_to_its_place() -> None:
         (standing(started("new", 3)), "a cell named new is in r: give another --name, or, if it is this host's that died, wait"),
         (standing(started("new", 3), left("new")), "a cell named new has left r"),
         (standing(versions={**versions(), "torch": "1.0"}), "torch was 1.0, here it is"),
+        (
+            standing(fingerprint={**fingerprint(1), "numerics": "0"}),
+            "r cannot have a cell of another Gyre: numerics was 0, here it is",
+        ),
         (standing(fingerprint={**fingerprint(1), "cpu": "another"}), "cpu was another.*--other-hardware joins all the same"),
     ],
 )
@@ -199,6 +203,8 @@ def test_what_keeps_a_cell_out_is_said_before_anything_starts(there: FarRun, sai
 
 def test_other_hardware_is_let_in_where_it_is_wanted() -> None:
     standing(fingerprint={**fingerprint(1), "cpu": "another"}).require_open(join(other_hardware=True))
+    with pytest.raises(CannotJoin, match="another Gyre"):
+        standing(fingerprint={**fingerprint(1), "numerics": "0"}).require_open(join(other_hardware=True))
 
 
 def test_a_run_on_the_loopback_takes_cells_of_its_own_host_alone() -> None:
