@@ -14,9 +14,9 @@ PACKAGES = ("torch", "megatron-core", "numpy", "safetensors")
 
 NUMERICS = 1
 """Of this program's own arithmetic. Raise it with every change after which the same calls and scores give other bytes on the same
-machine: of admission's selection or advantages, of cutting, packing or a micro-step's fields (then DERIVATION_VERSION of
-`batching.step_inputs`, too), of attention, losses, or the order in which anything is summed, of optimizer or schedules, of the layout of
-an image. A log from before is then told apart as not comparable, where it would seem to differ."""
+machine: of admission's selection or advantages; of cutting, packing or a micro-step's fields (then DERIVATION_VERSION of
+`batching.step_inputs`, too); of attention, losses, or the order in which anything is summed; of optimizer or schedules; of an image's
+layout. A log from before is then told apart as not comparable, where it would seem to differ."""
 
 
 def fingerprint(threads: int) -> dict[str, str]:
