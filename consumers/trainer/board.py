@@ -52,6 +52,8 @@ class Board:
     dispatched: int = 0
     """Groups of training dispatched so far, the core's alone; `drawn`: tasks drawn for them."""
     drawn: int = 0
+    void: set[tuple[int, str]] = field(default_factory=set)
+    """Commits that the ledger did not take, of cores that were deposed: offset, and hash of the weights."""
     refused: list[StepRefused] = field(default_factory=list)
     """Of the step that is open or comes next."""
     _steps: dict[str, int] = field(default_factory=dict)
@@ -87,7 +89,9 @@ class Board:
                 self.progress[event.cell] = self.progress.get(event.cell, 0) + 1
             case StepCommitted() if self.ledger.committed is event:
                 self._committed(event.step, consumed(before, self.ledger))
-            case StepRefused() if event.step == self.ledger.step + 1:
+            case StepCommitted():
+                self.void.add((record.offset, event.weights_hash))
+            case StepRefused() if event.core_epoch == self.ledger.core_epoch and event.step == self.ledger.step + 1:
                 self.refused.append(event)
             case Published() if event.core_epoch == self.ledger.core_epoch:
                 self.published = {v: p for v, p in self.published.items() if v > event.version - 2}

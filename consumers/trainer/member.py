@@ -7,6 +7,7 @@ promises  computes only what it has read back as its own; writes no more to a bu
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,9 @@ from gyre_engine.transfer import Descriptor, IntegrityError, PeerLost, Region, T
 from gyre_engine.transfer.pull import Pull
 
 logger = logging.getLogger(__name__)
+
+UNREGISTER_LIMIT_S = 10.0
+"""How long the reader of a buffer that is over is waited for."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,11 @@ class StepMember:
         self.seat: Seat | None = None
         self._sealed_bytes: NDArray[np.float32] | None = None
         self._descriptor: Descriptor | None = None
+        self._kept: list[tuple[Descriptor, NDArray[np.float32]]] = []
+        """Buffers of steps that are over, which somebody still read when they were to go."""
+        self.missing = ""
+        """The micro-step that it waits for: the ledger gave it, and the log has not brought it yet."""
+        self._missed_at = 0.0
 
     def holds(self, version: int) -> None:
         """The replica has these weights already (the core after its own update)."""
@@ -134,11 +143,14 @@ class StepMember:
         todo = [m for m in member.assigned if m not in seat.done]
         # The core stays to the end of its step: nobody else would take over what it left.
         leaving = self._board.role is not CellRole.TRAINING and not self._settings.core
-        if not leaving and len(todo) < self._settings.claim_ahead and step.free:
-            self._claim(seat, self._settings.claim_ahead - len(todo))
+        more = max(0, self._settings.claim_ahead - len(todo)) if step.free else 0
+        if more and not leaving:
+            self._claim(seat, more)
             if not todo:
                 return True
         if todo and not leaving:
+            if not more and seat.done and todo[0] in self._board.packs and not self._settings.core:
+                self._claim(seat, 0)  # a sign of life where there is nothing to claim: the lease is for one micro-step
             return self._compute(seat, todo[0])
         if leaving or (not todo and not step.free and may_seal):
             self._seal(seat)
@@ -153,13 +165,24 @@ class StepMember:
     def _compute(self, seat: Seat, micro_step: str) -> bool:
         pack = self._board.packs.get(micro_step)
         if pack is None:
+            self._miss(micro_step)
             return False
+        self.missing = ""
         require_budget(micro_step, pack, self._settings.packing)
         with seat.times.during("compute"):
             seat.metrics = seat.metrics + self._replica.accumulate(pack, self._settings.loss)
             self._watch(seat, micro_step, pack)
         seat.done.append(micro_step)
         return True
+
+    def _miss(self, micro_step: str) -> None:
+        """Name what did not come, once a while."""
+        now = time.monotonic()
+        if self.missing != micro_step:
+            self.missing, self._missed_at = micro_step, now
+        elif now - self._missed_at >= self._settings.straggler_s:
+            self._missed_at = now
+            logger.warning("%s waits for micro-step %s, which it is to compute and has not read", self._settings.cell, micro_step)
 
     def _watch(self, seat: Seat, micro_step: str, pack: PackedMicroStep) -> None:
         """Name the first micro-step that makes the sum infinite or not a number. What follows from it is the core's to say."""
@@ -184,10 +207,19 @@ class StepMember:
         self._pen.write([sealed])
 
     def _leave(self) -> None:
-        self.seat = None
-        if self._descriptor is not None:
-            self._transfer.unregister(self._descriptor, timeout=self._settings.lease_s)
-            self._descriptor = self._sealed_bytes = None
+        self.seat, self.missing = None, ""
+        if self._descriptor is None or self._sealed_bytes is None:
+            return
+        self._kept.append((self._descriptor, self._sealed_bytes))
+        self._descriptor = self._sealed_bytes = None
+        while self._kept:
+            try:
+                self._transfer.unregister(self._kept[0][0], timeout=UNREGISTER_LIMIT_S)
+            except TimeoutError as error:
+                # Closed to others, and tried again when the next one goes.
+                logger.warning("%s: a buffer of a step that is over stays in memory: %s", self._settings.cell, error)
+                return
+            del self._kept[0]
 
 
 def _times(seat: Seat) -> dict[str, float]:

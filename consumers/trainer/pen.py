@@ -1,4 +1,8 @@
-"""Writing to the ledger: a trainer acts again only after it has read back what it wrote."""
+"""Writing to the ledger.
+
+writes    training, micro-steps: what the core and the member have to say
+promises  a trainer acts again only after it has read back what it wrote
+"""
 
 from __future__ import annotations
 

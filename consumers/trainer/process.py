@@ -17,17 +17,17 @@ from consumers.trainer.core import Core
 from consumers.trainer.member import StepMember
 from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher, small_files
-from consumers.trainer.recovery import recover
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.events import Recorded
 from gyre_engine.events.training import CoreElected
-from gyre_engine.log import Log
+from gyre_engine.log import Follower, Log
 from gyre_engine.log.consumer import Consumer, Reading, Report, serve
 from gyre_engine.log.election import win
 from gyre_engine.training.checkpoint import Origin
 from gyre_engine.training.opening import open_replica
 from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.training.replica import ReplicaOptions
+from gyre_engine.training.shape import ModelShape
 from gyre_engine.transfer.kinds import open_transfer
 
 if TYPE_CHECKING:
@@ -91,6 +91,12 @@ class Trainer(Consumer):
         """No wait while there is work to do."""
         return 0.0 if self._busy else IDLE_POLL_S
 
+    def last_words(self, follower: Follower) -> None:
+        """The run may end with the last commit: its checkpoint is stored first."""
+        if self._core is not None and self._core.owes:
+            self.read_on(lambda: self._pen.dry, "the ledger did not give back what was written before the stop")
+            self._core.store_what_is_due()
+
     def shut(self) -> None:
         self._transfer.close()
         self._replica.close()
@@ -103,15 +109,12 @@ class Trainer(Consumer):
         optimizer = AdamW(self._replica.parameters, self._replica.shards())
         origin = Origin(layout_digest(self._replica.parameters.layout), settings.dtype, settings.packing.config_hash)
         epoch = win(settings.holder, self._propose, lambda: (board.ledger.core_epoch, board.ledger.core_holder))
-        recovered = recover(settings, self.log, self._replica, optimizer, origin)
-        self._member.holds(recovered.version)
-        files = small_files(Path(settings.model_path))
-        publisher = Publisher(pen, self._replica, optimizer, self._transfer, files, origin)
-        publisher.export()
+        folder = Path(settings.model_path)
+        vocabulary = ModelShape.of_folder(folder).vocab
+        publisher = Publisher(pen, self._replica, optimizer, self._transfer, small_files(folder), origin, vocabulary)
         reference = BorrowedReplica(self._replica, Path(settings.reference)) if settings.reference else None
         core = Core(settings, epoch, pen, board, optimizer, self._transfer, self._member, publisher, reference)
-        core.resume(recovered)
-        logger.info("core of epoch %d at step %d", epoch, recovered.version)
+        logger.info("core of epoch %d at step %d", epoch, core.resume(self.log, self._replica, origin))
         return core
 
     def _propose(self, epoch: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from consumers.trainer.pen import Pen
 from gyre_engine.events.training import Checkpointed, Published
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import Origin
+from gyre_engine.training.probes import fixed_probe
 from gyre_engine.training.replica import Optimizer, TrainingReplica
 from gyre_engine.transfer import Descriptor, Region, Transfer
 
@@ -35,9 +36,10 @@ class Publisher:
 
     def __init__(
         self, pen: Pen, replica: TrainingReplica, optimizer: Optimizer, transfer: Transfer, files: Mapping[str, bytes],
-        origin: Origin | None = None,
+        origin: Origin | None = None, vocabulary: int = 0,
     ) -> None:  # fmt: skip
         self._files, self._origin = files, origin or Origin()
+        self._fixed_probe = fixed_probe(vocabulary)
         self._pen, self._replica, self._optimizer, self._transfer = pen, replica, optimizer, transfer
         self._kept: list[tuple[Descriptor, Region]] = []
         self._image = b""
@@ -50,12 +52,15 @@ class Publisher:
         return self.weights_hash
 
     def publish(self, core_epoch: int, version: int, probe: list[int]) -> None:
-        """Put the exported weights behind a descriptor and say so on the ledger."""
+        """Put the exported weights behind a descriptor and say so on the ledger.
+
+        probe: ids of a recorded path that engines score too; where there is none they are drawn from the vocabulary.
+        """
         began = time.monotonic()
         region = Region.of_array(np.frombuffer(self._image, dtype=np.uint8).copy())
         descriptor = self._transfer.register(region)
         self._kept.append((descriptor, region))
-        ids = np.array(probe, dtype=np.int32)
+        ids = np.array(probe if len(probe) > 1 else self._fixed_probe, dtype=np.int32)
         logprobs = self._replica.logprobs(ids, temperature=1.0) if len(ids) > 1 else np.zeros(0, dtype=np.float32)
         self._pen.write(
             [
@@ -78,14 +83,18 @@ class Publisher:
                 return
             del self._kept[0]
 
-    def checkpoint(self, core_epoch: int, step: int, position: int, url: str, data: Mapping[str, int] | None = None) -> None:
+    def checkpoint(
+        self, core_epoch: int, step: int, position: int, url: str, data: Mapping[str, int] | None = None,
+        void: Collection[tuple[int, str]] = (),
+    ) -> None:  # fmt: skip
         """Store the exported weights, the optimizer's state and the model's small files, then say where.
 
-        position: offset of the step's `step-committed` on the ledger; data: how far groups were dispatched and consumed.
+        position: offset of the step's `step-committed` on the ledger; data: how far groups were dispatched and consumed; void: commits
+        that the ledger did not take.
         """
         state = self._optimizer.state_hash()
         stored = checkpoint.Checkpoint(step, position, self._image, state, self._files, data or {}, self._origin)
-        place = checkpoint.write(url, stored, self._optimizer.save)
+        place = checkpoint.write(url, stored, self._optimizer.save, void)
         self._pen.write([Checkpointed(core_epoch=core_epoch, step=step, weights_hash=self.weights_hash, url=place)])
 
     def prune(self, step: int, url: str, keep: int) -> None:

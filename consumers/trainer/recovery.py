@@ -7,14 +7,14 @@ promises  recovery is the newest checkpoint that can be read plus the committed 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.batching import PackedMicroStep
-from gyre_engine.batching.step_inputs import packed
-from gyre_engine.events.training import MicroStep
+from gyre_engine.batching.step_inputs import packed, probe
+from gyre_engine.events.training import Checkpointed, MicroStep
 from gyre_engine.log import Log
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import Checkpoint, Origin
@@ -27,23 +27,33 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Where the core stands again. `position`: offset of that step's commit on the ledger, -1 for the initial weights."""
+    """Where the core stands again.
+
+    checkpointed: the version was read from a checkpoint of its own
+    position:     offset of that step's commit on the ledger, -1 for the initial weights
+    probe:        ids of a path that the step trained on (`step_inputs.probe`)
+    """
 
     version: int
     checkpointed: bool
     position: int
+    probe: list[int]
 
 
 def recover(
-    settings: TrainerSettings, log: Log, replica: TrainingReplica, optimizer: Optimizer, origin: Origin | None = None
-) -> Recovered:
+    settings: TrainerSettings, log: Log, replica: TrainingReplica, optimizer: Optimizer, origin: Origin | None = None,
+    through: int | None = None, there: Callable[[list[int]], None] = lambda _: None,
+) -> Recovered:  # fmt: skip
     """Bring replica and optimizer to the last committed step. Raises ReplayDiverged where hashes differ.
 
-    origin: what a checkpoint must belong to; of something else it raises CheckpointError, before any weights change.
+    origin:  what a checkpoint must belong to; of something else it raises CheckpointError, before any weights change
+    through: a version to pass on the way; `there` is called with its probe while the replica holds it
     """
     records = list(log.read("training"))
     history = history_of(r.event for r in records)
-    start = _start(history, settings, replica, optimizer, origin or Origin())
+    start = _start(history, settings, replica, optimizer, origin or Origin(), through)
+    if start == through:
+        there(_probe(log, history, start))
     packs = packs_of(log, history.needed_micro_steps(after=start))
     for step in history.steps:
         if step.committed.step <= start:
@@ -54,22 +64,44 @@ def recover(
                 f"recovery made step {step.committed.step} again and got weights {found[:16]}; "
                 f"the ledger has {step.committed.weights_hash[:16]}"
             )
+        if step.committed.step == through:
+            there(_probe(log, history, through))
     last = history.ledger.committed
     position = next((r.offset for r in reversed(records) if r.event is last), -1)
-    return Recovered(history.ledger.step, start == history.ledger.step, position)
+    version = history.ledger.step
+    return Recovered(version, start == version, position, _probe(log, history, version))
+
+
+def _probe(log: Log, history: History, version: int) -> list[int]:
+    """The probe that the core took which committed this version."""
+    if not version:
+        return []
+    order = history.steps[version - 1].opened.micro_steps
+    found = {e.micro_step: e for e in _micro_steps(log, set(order))}
+    return probe([found[name] for name in order if name in found])
 
 
 def packs_of(log: Log, names: set[str]) -> Mapping[str, PackedMicroStep]:
     """The named micro-steps from the log."""
-    if not names:
-        return {}
-    events = (r.event for r in log.read("micro-steps"))
-    return {e.micro_step: packed(e) for e in events if isinstance(e, MicroStep) and e.micro_step in names}
+    return {e.micro_step: packed(e) for e in _micro_steps(log, names)}
 
 
-def _start(history: History, settings: TrainerSettings, replica: TrainingReplica, optimizer: Optimizer, origin: Origin) -> int:
-    """Load the newest checkpoint that the ledger names and that can be read, or the initial weights; the step that they are of."""
-    stored = _newest(history, settings.checkpoint_url)
+def _micro_steps(log: Log, names: set[str]) -> Iterator[MicroStep]:
+    if names:
+        yield from (e for r in log.read("micro-steps") if isinstance(e := r.event, MicroStep) and e.micro_step in names)
+
+
+def _start(
+    history: History,
+    settings: TrainerSettings,
+    replica: TrainingReplica,
+    optimizer: Optimizer,
+    origin: Origin,
+    through: int | None,
+) -> int:
+    """Load the newest checkpoint up to `through` that the ledger names and that can be read, or the initial weights; their step."""
+    known = [event for event in history.checkpoints if through is None or event.step <= through]
+    stored = _newest(history, known, settings.checkpoint_url)
     if stored is None:
         replica.load(Path(settings.model_path), 0)
         return 0
@@ -79,9 +111,9 @@ def _start(history: History, settings: TrainerSettings, replica: TrainingReplica
     return stored.step
 
 
-def _newest(history: History, url: str) -> Checkpoint | None:
+def _newest(history: History, known: Sequence[Checkpointed], url: str) -> Checkpoint | None:
     committed = {s.committed.step: s.committed.weights_hash for s in history.steps}
-    for event in reversed(history.checkpoints):
+    for event in reversed(known):
         if committed.get(event.step) != event.weights_hash:
             continue
         try:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,11 +22,16 @@ _WEIGHTS, _OPTIMIZER, _MANIFEST = "model.safetensors", "optimizer", "manifest.js
 _OLD_OPTIMIZER = "optimizer.safetensors"
 """In checkpoints of before: the whole state in one file."""
 _FORMAT = 2
+_STEP = re.compile(r"step-(\d{8,})")
 _CHUNK = 1 << 24
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint is missing, damaged, of something else, or would be overwritten with other bytes."""
+
+
+class Damaged(CheckpointError):
+    """What its manifest names is not there, or is not what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +87,18 @@ class Checkpoint:
                 )
 
 
-def write(url: str, checkpoint: Checkpoint, save: Callable[[str], None]) -> str:
-    """Write `checkpoint` below `url`; its folder. The same again is no write; another raises CheckpointError.
+def write(url: str, checkpoint: Checkpoint, save: Callable[[str], None], void: Collection[tuple[int, str]] = ()) -> str:
+    """Write `checkpoint` below `url`; its folder. The same again is no write, unless it is damaged; another raises CheckpointError.
 
-    save: writes the optimizer's state into the folder at a URL.
+    save: writes the optimizer's state into the folder at a URL
+    void: commits (offset, weights' hash) that the ledger did not take: what was stored of them is written over
     """
     store, root = _store(url)
     folder = _folder(root, checkpoint.step)
     if store.exists(f"{folder}/{_MANIFEST}"):
-        if _identity(json.loads(store.cat_file(f"{folder}/{_MANIFEST}"))) != _identity(_fields(checkpoint, {})):
-            raise CheckpointError(f"{folder} holds another checkpoint of step {checkpoint.step}; move it away first")
-        return folder
+        if _stands(url, checkpoint, void):
+            return folder
+        store.rm_file(f"{folder}/{_MANIFEST}")
     if store.exists(folder):
         store.rm(folder, recursive=True)  # what a write that never ended has left
     store.makedirs(folder, exist_ok=True)
@@ -106,18 +113,39 @@ def write(url: str, checkpoint: Checkpoint, save: Callable[[str], None]) -> str:
     return folder
 
 
+def _stands(url: str, checkpoint: Checkpoint, void: Collection[tuple[int, str]]) -> bool:
+    """Whether it is stored already; not where what is there is damaged or void. Raises CheckpointError where it is another one."""
+    store, root = _store(url)
+    folder = _folder(root, checkpoint.step)
+    try:
+        found = _manifest(store, folder)
+        if _identity(found) == _identity(_fields(checkpoint, {})):
+            return bool(_read(url, checkpoint.step))
+    except Damaged:
+        return False
+    if (found["position"], found.get("weights")) not in void:
+        raise CheckpointError(f"{folder} holds another checkpoint of step {checkpoint.step}; move it away first")
+    return False
+
+
 def steps(url: str) -> list[int]:
     """Steps with a complete checkpoint below `url`, ascending."""
     store, root = _store(url)
     if not store.exists(root):
         return []
     store.invalidate_cache()
-    manifests = store.glob(f"{root}/step-*/{_MANIFEST}")
-    return sorted(int(path.rsplit("/", 2)[1].removeprefix("step-")) for path in manifests)
+    return _numbers(str(path).removesuffix(f"/{_MANIFEST}") for path in store.glob(f"{root}/step-*/{_MANIFEST}"))
 
 
 def read(url: str, step: int | None = None) -> Checkpoint:
     """The checkpoint of `step`, or the newest; every file against its hash. Raises CheckpointError."""
+    try:
+        return _read(url, step)
+    except OSError as error:
+        raise CheckpointError(f"{url} cannot be read: {error}; resume from an older step") from error
+
+
+def _read(url: str, step: int | None) -> Checkpoint:
     store, root = _store(url)
     known = steps(url)
     if not known or (step is not None and step not in known):
@@ -163,7 +191,13 @@ def prune(url: str, step: int, keep: int) -> list[int]:
 
 def _begun(store: Any, root: str) -> list[int]:
     """Steps with a folder, complete or not, ascending."""
-    return sorted(int(str(path).rstrip("/").rsplit("step-", 1)[1]) for path in store.glob(f"{root}/step-*"))
+    return _numbers(str(path) for path in store.glob(f"{root}/step-*"))
+
+
+def _numbers(folders: Iterable[str]) -> list[int]:
+    """Steps of the folders that are named as ours, ascending; others lie there for somebody else."""
+    matches = (_STEP.fullmatch(folder.rstrip("/").rsplit("/", 1)[-1]) for folder in folders)
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def _fields(checkpoint: Checkpoint, digests: Mapping[str, str]) -> dict[str, Any]:
@@ -185,11 +219,15 @@ def _manifest(store: Any, folder: str) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(store.cat_file(path))
         known = manifest.get("format", 1)
     except (ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; resume from an older step") from error
+        raise Damaged(f"{path} is damaged: {error}; resume from an older step") from error
     if known > _FORMAT:
         raise CheckpointError(
             f"{path} has format {known}, this Gyre reads up to {_FORMAT}: read it with the version that wrote it"
         )
+    kinds = {"sha256": dict, "step": int, "position": int}
+    missing = [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]
+    if missing or _WEIGHTS not in manifest["sha256"]:
+        raise Damaged(f"{path} is damaged: it has no {', '.join(missing) or _WEIGHTS}; resume from an older step")
     return manifest
 
 
@@ -219,12 +257,12 @@ def _present(read: Callable[[str], Any], path: str) -> Any:
     try:
         return read(path)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing; resume from an older step") from error
+        raise Damaged(f"{path} is missing; resume from an older step") from error
 
 
 def _compare(path: str, found: str, digest: str) -> None:
     if found != digest:
-        raise CheckpointError(f"{path} is damaged: its hash is not the manifest's; resume from an older step")
+        raise Damaged(f"{path} is damaged: its hash is not the manifest's; resume from an older step")
 
 
 def _store(url: str) -> tuple[Any, str]:

@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -220,3 +221,57 @@ def test_nothing_is_pruned_for_a_checkpoint_that_cannot_be_read(tmp_path, damage
     with pytest.raises(CheckpointError, match=damage):
         checkpoints.prune(url, 2, keep=1)
     assert checkpoints.read(url, 1) == of_step(1)
+
+
+def test_folders_that_somebody_else_put_beside_checkpoints_are_passed_over(tmp_path):
+    """Moved away by hand, or of another tool."""
+    url = f"file://{tmp_path}"
+    for step in (1, 2):
+        checkpoints.write(url, Checkpoint(step, step, b"weights", "s"), lambda _: None)
+    (tmp_path / "step-00000001").rename(tmp_path / "step-00000001.bak")
+    for name in ("step-x", "step-1", "step-00000000 (copy)"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+    assert (checkpoints.steps(url), checkpoints.read(url).step) == ([2], 2)
+    assert checkpoints.prune(url, 2, keep=1) == []
+    assert (tmp_path / "step-00000001.bak").exists() and (tmp_path / "step-x").exists()
+
+
+@pytest.mark.parametrize("name", ["sha256", "step", "position"])
+def test_a_manifest_that_lacks_something_is_damaged(tmp_path, name):
+    url = f"file://{tmp_path}"
+    manifest = Path(checkpoints.write(url, Checkpoint(1, 1, b"weights", "s"), lambda _: None)) / "manifest.json"
+    told = json.loads(manifest.read_text())
+    del told[name]
+    manifest.write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match=f"manifest.json is damaged: it has no {name}; resume from an older step"):
+        checkpoints.read(url)
+
+
+def test_a_store_that_cannot_be_read_is_a_checkpoint_error(tmp_path):
+    """A folder where a file should be."""
+    folder = Path(checkpoints.write(f"file://{tmp_path}", Checkpoint(1, 1, b"weights", "s"), lambda _: None))
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="cannot be read: .*Is a directory"):
+        checkpoints.read(f"file://{tmp_path}")
+
+
+def test_only_what_is_known_to_be_void_is_written_over(tmp_path):
+    url = f"file://{tmp_path}"
+    late = Checkpoint(1, 5, b"late", "s")
+    checkpoints.write(url, late, lambda _: None)
+    with pytest.raises(CheckpointError, match="holds another checkpoint of step 1"):
+        checkpoints.write(url, Checkpoint(1, 9, b"true", "s"), lambda _: None, void={(4, late.weights_hash), (5, "other")})
+    checkpoints.write(url, Checkpoint(1, 9, b"true", "s"), lambda _: None, void={(5, late.weights_hash)})
+    assert checkpoints.read(url) == Checkpoint(1, 9, b"true", "s", origin=Origin())
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
+def test_a_damaged_one_is_written_anew_when_its_step_is_stored_again(tmp_path, name):
+    """By a core that could not read it and made the step again."""
+    url, of_it = f"file://{tmp_path}", Checkpoint(1, 5, b"weights", "s")
+    folder = Path(checkpoints.write(url, of_it, lambda _: None))
+    (folder / name).write_bytes((folder / name).read_bytes()[:-3])
+    checkpoints.write(url, of_it, lambda _: None)
+    assert checkpoints.read(url) == of_it

@@ -18,7 +18,6 @@ from consumers.trainer import core as core_module
 from consumers.trainer.board import CORE_TOPICS
 from consumers.trainer.core import Core
 from consumers.trainer.publisher import Publisher
-from consumers.trainer.recovery import recover
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import (
     Checkpointed,
@@ -67,7 +66,7 @@ class Cast(Bench):
 
     def next_core(self) -> None:
         """A new life of the core's trainer: elected, recovered, resumed. What the old one had registered is gone with it."""
-        self.gone(self.core._transfer)
+        self.gone(self.core._merging._transfer)
         self.epoch += 1
         board, pen, replica, transfer, member = self._member("c0")
         follower = self.log.follow(CORE_TOPICS)
@@ -77,12 +76,9 @@ class Cast(Bench):
         while records := follower.poll(0.0):
             for record in records:
                 board.see(record)
-        recovered = recover(own, self.log, replica, optimizer)  # type: ignore[arg-type]
-        member.holds(recovered.version)
         publisher = Publisher(pen, replica, optimizer, transfer, {})  # type: ignore[arg-type]
-        publisher.export()
         core = Core(own, self.epoch, pen, board, optimizer, transfer, member, publisher)  # type: ignore[arg-type]
-        core.resume(recovered)
+        core.resume(self.log, replica)  # type: ignore[arg-type]
         self.core_board, self.core, self.optimizer, self._core_follower = board, core, optimizer, follower
 
     def open_step(self) -> None:
@@ -104,7 +100,7 @@ class Cast(Bench):
                 self.core_board.see(record)
 
     def finish(self, step: int) -> None:
-        """Move all who live until the step is committed and published, opening it again where a new core voided it."""
+        """Move all who live until the step is committed, published and stored, opening it again where a new core voided it."""
 
         def reopened() -> bool:
             self.read_on()
@@ -113,7 +109,7 @@ class Cast(Bench):
                 self.open_step()
             return False
 
-        done = lambda: self.committed == step and step in self.core_board.published  # noqa: E731
+        done = lambda: self.committed == step and step in self.core_board.published and not self.core.owes  # noqa: E731
         self.until(done, reopened, *self.satellites.values(), self.move_core)
 
     def kill(self, cell: str) -> None:
@@ -192,7 +188,7 @@ def test_a_satellite_whose_buffer_the_core_has_read_may_die(cast: Cast) -> None:
     """Its next life stays out of the step that has its seal and joins the one after."""
     cast.open_step()
     cast.move("c1", until=Sealed)
-    cast.until(lambda: ("c1", 1) in cast.core._fetched, cast.move_core)
+    cast.until(lambda: ("c1", 1) in cast.core._merging.fetched, cast.move_core)
     cast.kill("c1")
     cast.finish(1)
     cast.check(1)
@@ -255,13 +251,13 @@ def test_a_sealed_satellite_that_is_paused_while_the_core_reads_it_gives_its_wor
     """The read ends at the lease (PeerLost, as a peer that stalls gives it); awake, it finds its seal void and joins again."""
     cast.open_step()
     cast.move("c1", until=Sealed)
-    read = cast.core._transfer.read
+    read = cast.core._merging._transfer.read
 
     def stalls(*_: Any, **__: Any) -> None:
-        monkeypatch.setattr(cast.core._transfer, "read", read)
+        monkeypatch.setattr(cast.core._merging._transfer, "read", read)
         raise PeerLost("the peer did not answer within 5 s")
 
-    monkeypatch.setattr(cast.core._transfer, "read", stalls)
+    monkeypatch.setattr(cast.core._merging._transfer, "read", stalls)
     cast.until(lambda: released(cast) == ["c1"], cast.move_core)
     cast.finish(1)
     cast.check(1)
@@ -280,7 +276,7 @@ def die_at(cast: Cast, point: str) -> None:
         cast.until(lambda: bool(cast.events(Sealed)), *others)
         return
     if point == "read":
-        cast.until(lambda: bool(cast.core._fetched), *others, cast.move_core)
+        cast.until(lambda: bool(cast.core._merging.fetched), *others, cast.move_core)
         return
     publisher, kinds = cast.core._publisher, {"committed": StepCommitted, "checkpointed": Checkpointed, "published": Published}
     if point == "updated":

@@ -23,7 +23,6 @@ from consumers.trainer.board import CORE_TOPICS, LEDGER_TOPICS, Board
 from consumers.trainer.core import Core
 from consumers.trainer.member import StepMember
 from consumers.trainer.publisher import Publisher
-from consumers.trainer.recovery import recover
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import CoreElected
 from gyre_engine.log.election import Deposed
@@ -68,7 +67,7 @@ class Histories(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.cast = Cast(self.folder.name, self.clock)
         self.cast.read_on()
-        self.core = Reader(self.cast, Board("c0"), CORE_TOPICS, self.cast.core, self.cast.core._transfer)  # type: ignore[arg-type]
+        self.core = Reader(self.cast, Board("c0"), CORE_TOPICS, self.cast.core, self.cast.core._merging._transfer)  # type: ignore[arg-type]
         self.core.board, self.core._follower = self.cast.core_board, self.cast._core_follower
         self.rivals: list[Reader] = []
         self.members = {cell: self.member(cell) for cell in ("c1", "c2")}
@@ -118,15 +117,12 @@ class Histories(RuleBasedStateMachine):
         own = replace(cast.settings("c0"), holder=f"c0-{cast.epoch}")
         pen.write([CoreElected(core_epoch=cast.epoch, holder=own.holder, cell="c0")])
         optimizer = CountingOptimizer(replica)
-        recovered = recover(own, cast.log, replica, optimizer)  # type: ignore[arg-type]
-        member.holds(recovered.version)
         publisher = Publisher(pen, replica, optimizer, transfer, {})  # type: ignore[arg-type]
-        publisher.export()
         core = Core(own, cast.epoch, pen, board, optimizer, transfer, member, publisher)  # type: ignore[arg-type]
         self.core = Reader(cast, board, CORE_TOPICS, core, transfer)
         while self.core.read(1000):
             pass
-        core.resume(recovered)
+        core.resume(cast.log, replica)  # type: ignore[arg-type]
         cast.core, cast.core_board, cast.optimizer = core, board, optimizer
         cast._core_follower = self.core._follower
 

@@ -185,7 +185,7 @@ def test_a_checkpoint_of_something_else_is_an_error_before_any_weights_change(
     assert (replica.weights_hash(), optimizer.state_hash(), replica.version) == (before, state, 0)
 
 
-@pytest.mark.parametrize("damage", ["truncated weights", "truncated state", "no manifest"])
+@pytest.mark.parametrize("damage", ["truncated weights", "truncated state", "no manifest", "no hashes"])
 def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Staged, damage: str) -> None:
     """Step 2 is made again after step 1: the bits are the same."""
     expected = run(staged(1), STEPS)
@@ -195,6 +195,8 @@ def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Stag
     part = folder / ("model.safetensors" if damage == "truncated weights" else "optimizer/__0_0.distcp")
     if damage == "no manifest":
         (folder / "manifest.json").unlink()
+    elif damage == "no hashes":
+        (folder / "manifest.json").write_text('{"format": 2, "step": 2}')
     else:
         part.write_bytes(part.read_bytes()[:-8])
     cast.next_core()

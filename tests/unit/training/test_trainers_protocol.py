@@ -25,6 +25,7 @@ from gyre_engine.events.bursts import BeginBurst
 from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged, SchedulerElected
 from gyre_engine.events.executions import Dispatched
 from gyre_engine.events.training import (
+    Checkpointed,
     CoreElected,
     EvaluationReported,
     GroupAdmitted,
@@ -354,14 +355,23 @@ def train_until(bench: Bench, version: int) -> None:
 def test_an_older_checkpoint_goes_once_the_newer_one_is_on_the_ledger(keeping_one: Bench) -> None:
     for version in (1, 2, 3):
         train_until(keeping_one, version)
-        keeping_one.until(lambda version=version: version in keeping_one.core_board.published, keeping_one.move_core)  # type: ignore[misc]
+        keeping_one.until(lambda: not keeping_one.move_core(), limit=9)
         assert checkpoint.steps(keeping_one.url) == [version]
+
+
+def test_publication_waits_for_no_checkpoint(keeping_one: Bench) -> None:
+    train_until(keeping_one, 1)
+    keeping_one.until(lambda: not keeping_one.move_core(), limit=9)
+    events = [r.event for r in keeping_one.log.read("training")]
+    assert [type(e) for e in events if isinstance(e, StepCommitted | Checkpointed) or (isinstance(e, Published) and e.version)] == [
+        StepCommitted, Published, Checkpointed,
+    ]  # fmt: skip
 
 
 def test_a_core_that_was_deposed_removes_no_checkpoint(keeping_one: Bench) -> None:
     """The next core comes between the commit of version 2 and its checkpoint: to a recovery version 1 is the newest one."""
     train_until(keeping_one, 1)
-    keeping_one.until(lambda: 1 in keeping_one.core_board.published, keeping_one.move_core)
+    keeping_one.until(lambda: checkpoint.steps(keeping_one.url) == [1], keeping_one.move_core)
     stored = keeping_one.core._publisher.checkpoint
 
     def elected_meanwhile(*given: object) -> None:
@@ -371,16 +381,16 @@ def test_a_core_that_was_deposed_removes_no_checkpoint(keeping_one: Bench) -> No
     keeping_one.core._publisher.checkpoint = elected_meanwhile  # type: ignore[method-assign]
     with pytest.raises(Deposed):
         train_until(keeping_one, 2)
-        keeping_one.until(lambda: 2 in keeping_one.core_board.published, keeping_one.move_core)
+        keeping_one.until(lambda: False, keeping_one.move_core)
     assert checkpoint.steps(keeping_one.url) == [1, 2]
 
 
 def test_a_checkpoint_that_does_not_read_back_keeps_the_older_one(keeping_one: Bench, tmp_path: Path) -> None:
     train_until(keeping_one, 1)
-    keeping_one.until(lambda: 1 in keeping_one.core_board.published, keeping_one.move_core)
+    keeping_one.until(lambda: checkpoint.steps(keeping_one.url) == [1], keeping_one.move_core)
     keeping_one.weights_hash = keeping_one.core_board.published[1].weights_hash
     keeping_one.open_step()
     keeping_one.until(lambda: checkpoint.steps(keeping_one.url) == [1, 2], keeping_one.move_core)
     (tmp_path / "step-00000002" / "model.safetensors").write_bytes(b"\0\0\0\0")
-    keeping_one.until(lambda: 2 in keeping_one.core_board.published, keeping_one.move_core)
+    keeping_one.until(lambda: not keeping_one.move_core(), limit=9)
     assert checkpoint.steps(keeping_one.url) == [1, 2]
