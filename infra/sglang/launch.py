@@ -33,8 +33,9 @@ ON_CPU = {
     "--sampling-backend": "pytorch",
     "--cuda-graph-backend-decode": "disabled",
     "--cuda-graph-backend-prefill": "disabled",
-    "--mem-fraction-static": "0.1",
+    "--mem-fraction-static": "0.9",
 }
+"""How much KV is held says `--max-total-tokens`; the fraction must leave room for it beside the weights, whoever else fills memory."""
 SLEEPS, HIERARCHICAL = "--sleep-on-idle", "--enable-hierarchical-cache"
 TELLS_EXPERTS = "--enable-return-routed-experts"
 SWITCHES = ("--skip-tokenizer-init", "--skip-server-warmup", "--incremental-streaming-output")
