@@ -36,7 +36,7 @@ SINGLE_PARTITION: frozenset[str] = frozenset(
 )
 """Topics whose order matters as a whole; all others have `kafka.partitions` partitions (equal for all execution-keyed topics)."""
 
-STRICT: frozenset[str] = frozenset({"training", "commands"})
+STRICT: frozenset[str] = frozenset({"training", "micro-steps", "commands"})
 """Topics on which an unreadable or unknown event stops the reader (log-rules, 16). Elsewhere it is dead-lettered and passed over."""
 
 

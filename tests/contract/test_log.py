@@ -271,6 +271,13 @@ def test_a_long_bad_value_is_cut_in_its_dead_letter(log: Log) -> None:
     assert isinstance(letter, DeadLetter) and letter.value == b"\xc1" * 65536
 
 
+def test_an_unreadable_micro_step_stops_who_would_wait_for_it(log: Log) -> None:
+    """Passed over, it is work that the ledger assigns and nobody can compute."""
+    put_raw(log, "micro-steps", b"k", b"\xc1")
+    with pytest.raises(UnreadableEvent, match="micro-steps, partition 0, offset 0"):
+        list(log.read("micro-steps"))
+
+
 @pytest.mark.parametrize("value", [b'{"v":', None], ids=["bytes", "null"])
 def test_an_unreadable_event_on_the_ledger_stops_its_readers(log: Log, value: bytes | None) -> None:
     log.append(SchedulerElected(epoch=0, holder="s")).result(10)
