@@ -73,6 +73,11 @@ class Crew:
 
         make: gives a rank's object; orders name its methods.
         """
+        if (threads := _threads()) > 1:
+            raise RankLost(
+                f"this process has {threads} threads, and a fork would copy one of them: make a cell of several ranks in a process of "
+                "its own, before it opens a log, with OMP_NUM_THREADS=1 from its start"
+            )
         if dist.is_initialized():
             raise RankLost("this process belongs to a process group already: a cell of several ranks needs a process of its own")
         if scratch:
@@ -138,6 +143,12 @@ class Crew:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
             logger.critical("rank %d of this cell (process %d) %s: its leader ends too, and both start anew", rank, pid, how)
             os._exit(os.EX_SOFTWARE)
+
+
+def _threads() -> int:
+    """Those of this process, whoever started them."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
 
 
 def _become(rank: int, leader: int, orders: Connection, meeting: Meeting, make: Callable[[int], Any]) -> NoReturn:

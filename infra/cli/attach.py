@@ -89,4 +89,5 @@ def attach(run: str, folder: StackFolder | None = None) -> Iterator[Attached]:
             info = find_run(log, run)
         finally:
             log.close()
+        del log  # its client's threads end with it
         yield Attached(settings, info)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,11 +17,15 @@ from rich.console import Console
 
 from consumers.replay.process import ReplaySettings, StepVerdict, not_comparable, replay
 from gyre_engine.config import config_from_json, with_overrides
+from gyre_engine.log import Log
 from infra.cli.attach import Attached
 from infra.cli.errors import CommandError
 from infra.stack import wiring
 from infra.stack.versions import versions
 from infra.stack.weights import image_hash
+
+OpenLog = Callable[[], AbstractContextManager[Log]]
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +46,55 @@ def replay_run(attached: Attached, console: Console, *, verify: bool, until: int
         settings = dataclasses.replace(settings, verify=False)
     last: StepVerdict | None = None
     count = 0
-    with attached.log() as log:
-        for last in replay(log, settings):
-            count += 1
-            console.print(_line(last), highlight=False, soft_wrap=True)
+    for last in _verdicts(attached, settings):
+        count += 1
+        console.print(_line(last), highlight=False, soft_wrap=True)
     if last is not None and last.verified is False:
         return Verdict(count, False, last.problem)
     return Verdict(count, None if problems or not verify or not count else True)
+
+
+def _verdicts(attached: Attached, settings: ReplaySettings) -> Iterator[StepVerdict]:
+    """Here, or, where a replica is several processes, in one of its own: they are forked off a process without threads."""
+    return replay(attached.log, settings) if settings.mesh.ranks == 1 else replay_apart(attached.log, settings)
+
+
+def replay_apart(open_log: OpenLog, settings: ReplaySettings) -> Iterator[StepVerdict]:
+    """As `replay`, in a process that ends with this iterator. Raises CommandError where that ended with an error."""
+    ours, theirs = Pipe(duplex=False)
+    process = get_context("spawn").Process(target=_replay_for, args=(theirs, open_log, settings))
+    with _one_thread():
+        process.start()
+    theirs.close()
+    try:
+        with contextlib.suppress(EOFError):
+            while True:
+                yield ours.recv()
+        process.join()
+        if process.exitcode:
+            raise CommandError(f"the replay's own process ended with status {process.exitcode}; its error stands above")
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
+
+
+def _replay_for(pipe: Connection, open_log: OpenLog, settings: ReplaySettings) -> None:
+    for verdict in replay(open_log, settings):
+        pipe.send(verdict)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Numeric libraries start their threads when they are imported; what begins in here starts none."""
+    before = dict(os.environ)
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name in THREADS:
+            os.environ.pop(name)
+        os.environ.update({name: before[name] for name in THREADS if name in before})
 
 
 def in_words(run: str, verdict: Verdict) -> str:
