@@ -29,7 +29,7 @@ from gyre_engine.log.election import Deposed
 from gyre_engine.training.checkpoint import Origin
 from gyre_engine.training.ledger import OpenStep
 from gyre_engine.training.replica import Optimizer, TrainingReplica, UpdateMetrics
-from gyre_engine.training.sums import step_totals
+from gyre_engine.training.sums import mean_loss, step_totals
 from gyre_engine.transfer import Transfer
 
 logger = logging.getLogger(__name__)
@@ -183,12 +183,11 @@ class Core:
     def _commit(self, step: OpenStep, done: UpdateMetrics | None, weights_hash: str) -> None:
         of = step.opened
         seals = [m.sealed for m in step.members.values() if m.sealed is not None]
-        loss = sum(s.loss_sum for s in seals) / of.executions if of.executions else 0.0
         committed = StepCommitted(
             core_epoch=self._epoch, step=of.step, attempt=of.attempt, merge_order=step.merge_order,
-            weights_hash=weights_hash, executions=of.executions, grad_norm=done.grad_norm if done else 0.0, loss=loss,
+            weights_hash=weights_hash, executions=of.executions, grad_norm=_grad_norm(done), loss=mean_loss(seals, of.divisor),
             reward_mean=self._inputs.reward_mean if self._inputs else 0.0,
-            metrics=step_totals(seals, of.executions) | self._core_times(seals) | _of_update(done),
+            metrics=step_totals(seals, of.divisor) | self._core_times(seals) | _of_update(done),
         )  # fmt: skip
         self._merging.begin()
         self._member.holds(of.step)
@@ -205,6 +204,13 @@ class Core:
             "core_merge_s": merge, "core_wait_s": max(0.0, rest), "core_publish_s": self._dues.publish_s,
             "core_data_s": self._data_s,
         }  # fmt: skip
+
+
+def _grad_norm(done: UpdateMetrics | None) -> float | None:
+    """0 where nothing trained, none where what trained gave no gradient."""
+    if done is None:
+        return 0.0
+    return None if done.skipped else done.grad_norm
 
 
 def _of_update(done: UpdateMetrics | None) -> dict[str, float]:

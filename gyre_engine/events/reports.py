@@ -46,13 +46,13 @@ class StepReported(Event):
     """From opening to commit."""
     skipped: bool
     """The gradient was not finite and the weights stayed."""
-    loss: float
-    """An execution's, as in step-committed: policy_loss + kl_loss + entropy_loss."""
-    policy_loss: float
-    kl_loss: float
-    entropy_loss: float
-    grad_norm: float
-    """Before clipping."""
+    loss: float | None
+    """As in step-committed, over the step's divisor: policy_loss + kl_loss + entropy_loss. None where it is not a number."""
+    policy_loss: float | None
+    kl_loss: float | None
+    entropy_loss: float | None
+    grad_norm: float | None
+    """Before clipping; none where the step was skipped."""
     lr: float | None
     entropy: float | None
     """Of the policy, a trained token, nats; none where it was not measured."""

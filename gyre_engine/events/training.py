@@ -213,8 +213,10 @@ class StepCommitted(Event):
     """(cell, member epoch)"""
     weights_hash: str
     executions: int
-    grad_norm: float
-    loss: float
+    grad_norm: float | None
+    """Before clipping; none where the step was skipped."""
+    loss: float | None
+    """The members' sums over the step's divisor; none where they are not a number."""
     reward_mean: float
     metrics: dict[str, float] = field(default_factory=dict)
 

@@ -63,7 +63,7 @@ COMMITTED, SEALED, OPENED = "`step-committed`", "`sealed`", "`step-opened`"
 ADMITTED, TREES = "`group-admitted`", "`tree-closed`"
 
 FAMILIES: tuple[Family, ...] = (
-    Family("loss/total", "", "policy + KL + entropy part, summed over trained tokens, / executions that train", COMMITTED, "loss"),
+    Family("loss/total", "", "policy + KL + entropy part, summed over trained tokens, / the step's divisor", COMMITTED, "loss"),
     Family("loss/policy", "", "the policy loss's part of it (`loss.name`)", SEALED, "policy_loss"),
     Family("loss/kl", "", "loss.kl x estimates of KL(current, reference), as they stand in it", SEALED, "kl_loss"),
     Family("loss/entropy", "", "- loss.entropy x entropy, as it stands in it", SEALED, "entropy_loss"),

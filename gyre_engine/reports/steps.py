@@ -51,13 +51,15 @@ def step_reported(step: CommittedStep, groups: StepGroups, gaps: Sequence[ProbeG
     sampled, delivered = sum(t.sampled for t in groups.tokens), sum(t.delivered for t in groups.tokens)
     path = sum(t.path for t in groups.tokens)
     rewards = [reward for d in groups.decisions for reward in d.rewards]
+    skipped = bool(metrics.get("skipped", 0.0))
+    absent = None if skipped else 0.0
     left_out, untrained = _left_out(groups.decisions), Counter(d.reason for d in groups.decided if d.reason)
     return StepReported(
         step=opened.step, attempt=opened.attempt, core_epoch=committed.core_epoch, opened_at=step.opened_at, committed_at=step.at,
-        seconds=(step.at - step.opened_at) / 1e6, skipped=bool(metrics.get("skipped", 0.0)),
+        seconds=(step.at - step.opened_at) / 1e6, skipped=skipped,
         loss=committed.loss, grad_norm=committed.grad_norm, lr=metrics.get("lr"),
-        policy_loss=metrics.get("policy_loss", committed.loss), kl_loss=metrics.get("kl_loss", 0.0),
-        entropy_loss=metrics.get("entropy_loss", 0.0), entropy=metrics.get("entropy"), kl=metrics.get("kl"),
+        policy_loss=metrics.get("policy_loss", committed.loss), kl_loss=metrics.get("kl_loss", absent),
+        entropy_loss=metrics.get("entropy_loss", absent), entropy=metrics.get("entropy"), kl=metrics.get("kl"),
         reference_kl=metrics.get("reference_kl"), clip_fraction=metrics.get("clip_fraction", 0.0),
         ratio_max=metrics.get("ratio_max"), ratio_tails=_tails(metrics, trained),
         ratio_tail_tokens={_tail(name): int(metrics[name]) for name in TAILS if name in metrics}, drift=_drift(metrics),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -36,9 +37,14 @@ def flat_metrics(metrics: StepMetrics) -> dict[str, float]:
     return flat
 
 
-def step_totals(seals: Sequence[Sealed], executions: int) -> dict[str, float]:
-    """What a commit says of the step. Loss parts are an execution's, as the loss is; tails are counts; a mean that no seal has a sum
-    for, as those of earlier versions, is left out."""
+def mean_loss(seals: Sequence[Sealed], divisor: int) -> float | None:
+    """The loss whose gradient the update takes: the members' sums over what their gradients are divided by. None: not a number."""
+    return _finite(sum((s.loss_sum for s in seals), 0.0) / divisor if divisor else 0.0)
+
+
+def step_totals(seals: Sequence[Sealed], divisor: int) -> dict[str, float]:
+    """What a commit says of the step. Loss parts are divided as the loss is; tails are counts; a mean that no seal has a sum for, as
+    those of earlier versions, is left out, and so is what is not a number."""
     totals: dict[str, float] = {
         "targets": float(sum(s.tokens for s in seals)),
         "packed_tokens": float(sum(s.packed_tokens for s in seals)),
@@ -48,10 +54,12 @@ def step_totals(seals: Sequence[Sealed], executions: int) -> dict[str, float]:
     for name in TAILS:
         totals[name] = _sum(seals, name)
     for name in PARTS:
-        totals[name] = _sum(seals, name) / executions if executions else 0.0
+        if (part := _finite(_sum(seals, name) / divisor if divisor else 0.0)) is not None:
+            totals[name] = part
     for name, (total, count) in MEANS.items():
-        if over := sum(s.metrics.get(count, 0.0) for s in seals if total in s.metrics):
-            totals[name] = _sum(seals, total) / over
+        over = sum(s.metrics.get(count, 0.0) for s in seals if total in s.metrics)
+        if over and (mean := _finite(_sum(seals, total) / over)) is not None:
+            totals[name] = mean
     for name in sorted({name for s in seals for name in s.metrics if name.endswith("ratio_max")}):
         totals[name] = max(s.metrics[name] for s in seals if name in s.metrics)
     return totals | _drift(seals)
@@ -70,6 +78,10 @@ def _drift(seals: Sequence[Sealed]) -> dict[str, float]:
 
 def _sum(seals: Sequence[Sealed], name: str) -> float:
     return sum((s.metrics.get(name, 0.0) for s in seals), 0.0)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _mean(weighted: Sequence[tuple[float, float]]) -> float:

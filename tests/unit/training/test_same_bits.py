@@ -229,6 +229,7 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped_where_the_config_says_so
     (event,) = refused(cast)
     assert (event.step, event.outcome, event.cells, event.micro_steps) == (2, "skip", ("c0",), (f"m2.{POISON}",))
     commits = cast.events(StepCommitted)
+    assert [c.grad_norm is None for c in commits] == [False, True, False, False]  # type: ignore[attr-defined]
     assert [c.metrics.get("skipped", 0.0) for c in commits] == [0.0, 1.0, 0.0, 0.0]  # type: ignore[attr-defined]
     assert f"the gradient is not finite since micro-step m2.{POISON}, of e" in caplog.text
     assert "step 2: the gradients of c0 (since micro-step m2.3) are not finite" in caplog.text

@@ -6,7 +6,7 @@ import pytest
 
 from gyre_engine.events.training import Sealed
 from gyre_engine.training.replica import Drift, StepMetrics, Tails
-from gyre_engine.training.sums import drift_by_staleness, flat_metrics, step_totals
+from gyre_engine.training.sums import drift_by_staleness, flat_metrics, mean_loss, step_totals
 
 FIRST = StepMetrics(
     tokens=50, targets=10, loss=3.0, policy_loss=2.0, kl_loss=1.5, entropy_loss=-0.5, clipped=1, entropy_sum=20.0, entropy_targets=10,
@@ -50,7 +50,7 @@ TOTALS = {
     "drift_0_tokens": 20.0, "drift_0_ratio_mean": 1.0, "drift_0_ratio_max": 12.0, "drift_0_gap_mean": 0.2,
     "drift_2_tokens": 20.0, "drift_2_ratio_mean": 1.0, "drift_2_ratio_max": 3.0, "drift_2_gap_mean": 0.2,
 }  # fmt: skip
-"""By hand: 4 executions; 6 of 40 targets clipped; drift at staleness 0: (11 + 9) / 20 and (1 + 3) / 20."""
+"""By hand: divisor 4; 6 of 40 targets clipped; drift at staleness 0: (11 + 9) / 20 and (1 + 3) / 20."""
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ TOTALS = {
 )
 def test_a_step_says_the_same_however_many_members_computed_it(members: list[StepMetrics]) -> None:
     seals = [sealed(metrics, f"c{i}", compute_s=1.0) for i, metrics in enumerate(members)]
-    totals = step_totals(seals, executions=4)
+    totals = step_totals(seals, divisor=4)
     assert totals.pop("members") == len(members)
     assert totals == pytest.approx(TOTALS)
 
 
 def test_what_was_not_measured_is_not_said() -> None:
-    totals = step_totals([sealed(StepMetrics(tokens=9, targets=3, loss=1.0))], executions=1)
+    totals = step_totals([sealed(StepMetrics(tokens=9, targets=3, loss=1.0))], divisor=1)
     assert "entropy" not in totals and "reference_kl" not in totals and totals["kl"] == 0.0
 
 
@@ -74,7 +74,7 @@ def test_seals_of_earlier_versions_still_give_their_totals() -> None:
         metrics={"targets": 4.0, "clip_fraction": 0.25, "drift_1_tokens": 4.0, "drift_1_ratio_mean": 0.5, "drift_1_ratio_max": 2.0,
                  "drift_1_gap_mean": 0.1},
     )  # fmt: skip
-    totals = step_totals([old], executions=2)
+    totals = step_totals([old], divisor=2)
     assert (totals["clip_fraction"], totals["drift_1_ratio_max"], totals["drift_1_tokens"]) == (0.25, 2.0, 4.0)
     assert not {"kl", "entropy", "ratio_max"} & totals.keys()
 
@@ -87,5 +87,21 @@ def test_drift_is_read_back_by_staleness() -> None:
 
 
 def test_a_step_without_members_divides_by_nothing() -> None:
-    totals = step_totals([], executions=0)
+    totals = step_totals([], divisor=0)
     assert (totals["targets"], totals["clip_fraction"], totals["policy_loss"]) == (0.0, 0.0, 0.0)
+
+
+def test_the_loss_is_divided_as_its_gradient_is() -> None:
+    """Losses of 3 and 1 over a divisor of 40 tokens (`loss.aggregate = "token"`), whatever the number of executions."""
+    seals = [sealed(FIRST, "a"), sealed(SECOND, "b")]
+    assert mean_loss(seals, 40) == pytest.approx((3.0 + 1.0) / 40) and mean_loss(seals, 0) == 0.0
+    totals = step_totals(seals, 40)
+    assert sum(totals[part] for part in ("policy_loss", "kl_loss", "entropy_loss")) == pytest.approx(0.1)
+
+
+def test_what_is_not_a_number_is_not_said() -> None:
+    """The step of a poisoned micro-step, skipped."""
+    seals = [sealed(StepMetrics(tokens=9, targets=3, loss=float("nan"), policy_loss=float("nan"), kl_loss=1.0))]
+    assert mean_loss(seals, 4) is None
+    totals = step_totals(seals, 4)
+    assert "policy_loss" not in totals and totals["kl_loss"] == 0.25
