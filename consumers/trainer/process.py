@@ -25,6 +25,7 @@ from gyre_engine.log.consumer import Consumer, Reading, Report, serve
 from gyre_engine.log.election import win
 from gyre_engine.training.checkpoint import Origin
 from gyre_engine.training.opening import open_replica
+from gyre_engine.training.probes import fixed_probe
 from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.training.replica import ReplicaOptions
 from gyre_engine.training.shape import ModelShape
@@ -110,8 +111,8 @@ class Trainer(Consumer):
         origin = Origin(layout_digest(self._replica.parameters.layout), settings.dtype, settings.packing.config_hash)
         epoch = win(settings.holder, self._propose, lambda: (board.ledger.core_epoch, board.ledger.core_holder))
         folder = Path(settings.model_path)
-        vocabulary = ModelShape.of_folder(folder).vocab
-        publisher = Publisher(pen, self._replica, optimizer, self._transfer, small_files(folder), origin, vocabulary)
+        fixed = fixed_probe(ModelShape.of_folder(folder).vocab, settings.packing.context)
+        publisher = Publisher(pen, self._replica, optimizer, self._transfer, small_files(folder), origin, fixed)
         reference = BorrowedReplica(self._replica, Path(settings.reference)) if settings.reference else None
         core = Core(settings, epoch, pen, board, optimizer, self._transfer, self._member, publisher, reference)
         logger.info("core of epoch %d at step %d", epoch, core.resume(self.log, self._replica, origin))

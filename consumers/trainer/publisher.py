@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,6 @@ from consumers.trainer.pen import Pen
 from gyre_engine.events.training import Checkpointed, Published
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import Origin
-from gyre_engine.training.probes import fixed_probe
 from gyre_engine.training.replica import Optimizer, TrainingReplica
 from gyre_engine.transfer import Descriptor, Region, Transfer
 
@@ -36,10 +35,10 @@ class Publisher:
 
     def __init__(
         self, pen: Pen, replica: TrainingReplica, optimizer: Optimizer, transfer: Transfer, files: Mapping[str, bytes],
-        origin: Origin | None = None, vocabulary: int = 0,
+        origin: Origin | None = None, fixed_probe: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self._files, self._origin = files, origin or Origin()
-        self._fixed_probe = fixed_probe(vocabulary)
+        self._fixed_probe = list(fixed_probe)
         self._pen, self._replica, self._optimizer, self._transfer = pen, replica, optimizer, transfer
         self._kept: list[tuple[Descriptor, Region]] = []
         self._image = b""
@@ -54,7 +53,7 @@ class Publisher:
     def publish(self, core_epoch: int, version: int, probe: list[int]) -> None:
         """Put the exported weights behind a descriptor and say so on the ledger.
 
-        probe: ids of a recorded path that engines score too; where there is none they are drawn from the vocabulary.
+        probe: ids of a recorded path that engines score too; where there is none, the fixed ones are taken.
         """
         began = time.monotonic()
         region = Region.of_array(np.frombuffer(self._image, dtype=np.uint8).copy())

@@ -1,4 +1,7 @@
-"""What a trainer process is told."""
+"""What a trainer process is told, once, before it starts.
+
+promises  nothing of it changes while the process lives; what a replay needs too is in `packing`, `loss` and `hyper`
+"""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ _FACTOR, _STEP = 6364136223846793005, 1442695040888963407
 LENGTH = 64
 
 
-def fixed_probe(vocabulary: int, length: int = LENGTH) -> list[int]:
-    """`length` ids spread over the vocabulary, the same for every model of that many ids; none for a vocabulary of none."""
+def fixed_probe(vocabulary: int, context: int = LENGTH) -> list[int]:
+    """Ids spread over the vocabulary, as many as the context takes: the same for every model of that many ids. None for none."""
     state, ids = 0, []
-    for _ in range(length if vocabulary > 1 else 0):
+    for _ in range(min(LENGTH, context) if vocabulary > 1 else 0):
         state = (state * _FACTOR + _STEP) % 2**64
         ids.append((state >> 32) * vocabulary >> 32)
     return ids

@@ -244,7 +244,7 @@ class CellAgent:
                 await self._go_on_under(ready)
         else:
             await self._weights.take(self._orders)
-        await self._weights.probe()
+        await self._weights.probe(self._orders)
         return None
 
     async def _go_on_under(self, version: int) -> None:

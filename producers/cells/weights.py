@@ -42,6 +42,9 @@ class Weights:
     version: int = -1
     lacking: bool = False
     _unprobed: Published | None = None
+    _probed: int = -1
+    """The last version whose probe was scored."""
+    _prepared: bool = False
     _told: tuple[int, int] = (0, -1)
     _since: float = 0.0
     _tried: set[str] = field(default_factory=set)
@@ -108,22 +111,33 @@ class Weights:
             )
         )  # fmt: skip
 
-    async def probe(self) -> None:
-        """Score the probe of a version that was loaded since: the gap between engine and trainer (learning.md, 8).
+    async def probe(self, orders: Orders) -> None:
+        """Score the probe of a version that was loaded since, or that the engine began with: its gap to the trainer (learning.md, 8).
 
         Not while the engine is paused: SGLang keeps what it is asked then until it goes on.
         """
+        if self._began_with(orders.weights):
+            self._unprobed = orders.weights
         published, self._unprobed = self._unprobed, None
         if published is None or not _can_be_probed(published):
             return
+        self._probed = published.version
         await self._tell_gap(published, await self.engine.score(_ids(published)))
-        if self.keep_kv:
+        if self._prepared:
+            self._prepared = False
             await self._probe_kept(published)
+
+    def _began_with(self, ordered: Published | None) -> bool:
+        """Whether the engine holds this version without having been told to load it, and nobody has probed it."""
+        return (
+            ordered is not None and not self.lacking and self._probed < ordered.version == self.version and self._unprobed is None
+        )
 
     async def _prepare_kept(self, ordered: Published) -> None:
         """Have the engine hold KV of the coming probe's first half, as it holds that of calls: of the weights that it has still."""
         half = len(ordered.probe_ids) // 2
         await self.engine.score(_ids(ordered)[: half + 1], reuse=half)
+        self._prepared = True
 
     async def _tell_kept(self, before: int) -> None:
         kept, s = (await self.engine.stats()).kept_kv, self.speaker

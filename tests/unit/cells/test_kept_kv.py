@@ -21,6 +21,7 @@ from gyre_engine.sampling.native import NativeEngine
 from gyre_engine.sampling.native.fresh import QUICKSTART, write_fresh_model
 from gyre_engine.scheduling.broadcast import Tree
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.training.probes import LENGTH, fixed_probe
 from gyre_engine.transfer import Region
 from gyre_engine.transfer.tcp import TcpTransfer
 from producers.cells.kv_moves import Imports, Speaker
@@ -70,15 +71,15 @@ class Cell:
     async def say(self, event: Event) -> None:
         self.said.append(event)
 
-    def published(self, logprobs: list[float]) -> Orders:
-        image = np.fromfile(self.folders[1] / "model.safetensors", dtype=np.uint8)
+    def published(self, logprobs: list[float], version: int = 1, ids: list[int] = PROBE) -> Orders:
+        image = np.fromfile(self.folders[version] / "model.safetensors", dtype=np.uint8)
         descriptor = self.transfer.register(Region.of_array(image))
         orders = Orders("c1", ClassPlan(batch=1, mu=1, phi=0, steps=9))
         for event in (
             CoreElected(core_epoch=1, holder="h", cell="c0"),
             Published(
-                core_epoch=1, version=1, weights_hash=hashlib.sha256(image.data).hexdigest(), descriptor=descriptor.to_bytes(),
-                nbytes=image.nbytes, probe_ids=np.array(PROBE, np.int32), probe_logprobs=np.array(logprobs, np.float32),
+                core_epoch=1, version=version, weights_hash=hashlib.sha256(image.data).hexdigest(), descriptor=descriptor.to_bytes(),
+                nbytes=image.nbytes, probe_ids=np.array(ids, np.int32), probe_logprobs=np.array(logprobs, np.float32),
             ),
         ):  # fmt: skip
             orders = obey(orders, event)
@@ -89,7 +90,7 @@ class Cell:
         await self.engine.pause(abort=True)
         assert await self.weights.take(orders)
         await self.engine.resume()
-        await self.weights.probe()
+        await self.weights.probe(orders)
 
 
 @pytest.fixture(params=[True, False], ids=["keep", "recompute"])
@@ -120,6 +121,20 @@ async def test_a_publication_tells_what_was_kept_and_what_that_does_to_a_probe(c
     gaps = [abs(a - b) for a, b in zip(on_kept, whole[20:], strict=True)]
     assert (gap.version, gap.tokens, gap.kept_tokens) == (1, 19, 20) and max(gaps) > 0.1
     assert gap.gap_max == pytest.approx(max(gaps), abs=1e-4) and gap.gap_mean == pytest.approx(sum(gaps) / 19, abs=1e-4)
+
+
+async def test_the_version_that_an_engine_began_with_is_probed_once(cell: Cell, folders: tuple[Path, Path]) -> None:
+    """Nothing is loaded: the gap is measured all the same, by ids that need no data."""
+    model, _ = models(folders)
+    ids = fixed_probe(model.config.vocab_size)
+    with torch.no_grad():
+        orders = cell.published(scores(model, ids), version=0, ids=ids)
+    for _ in range(2):
+        assert await cell.weights.take(orders)
+        await cell.weights.probe(orders)
+    (gap,) = cell.said
+    assert isinstance(gap, ProbeGap)
+    assert (gap.version, gap.tokens, gap.kept_tokens) == (0, LENGTH - 1, 0) and 0 < gap.gap_max <= 1e-4
 
 
 class Taker:

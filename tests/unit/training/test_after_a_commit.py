@@ -222,7 +222,7 @@ def test_after_a_takeover_a_version_is_probed_by_a_path_of_its_step(staged: Stag
 def test_the_initial_weights_are_probed_by_ids_of_the_vocabulary(staged: Staged) -> None:
     cast = staged()
     core, replica = cast.core, SpeakingReplica()
-    publisher = Publisher(core._pen, replica, core._optimizer, core._merging._transfer, {}, vocabulary=50)  # type: ignore[arg-type]
+    publisher = Publisher(core._pen, replica, core._optimizer, core._merging._transfer, {}, fixed_probe=fixed_probe(50))  # type: ignore[arg-type]
     publisher.export()
     publisher.publish(1, 0, [])
     event = published(cast, epoch=1)[-1]
@@ -235,4 +235,5 @@ def test_a_fixed_probe_is_the_same_everywhere_and_spread_over_the_vocabulary() -
     assert fixed_probe(1000)[:3] == [int(1000 * (s >> 32) / 2**32) for s in states]
     ids = fixed_probe(49152)
     assert len(ids) == LENGTH == len(set(ids)) and 0 <= min(ids) < 5000 and 44000 < max(ids) < 49152
+    assert fixed_probe(49152, context=10) == ids[:10]
     assert fixed_probe(0) == fixed_probe(1) == [] and set(fixed_probe(2)) == {0, 1}
