@@ -26,7 +26,7 @@ from gyre_engine.scheduling import bursts
 from gyre_engine.scheduling.bursts import Bursts
 from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.training.backlog import Backlog
-from gyre_engine.training.ledger import Ledger, apply, consumed
+from gyre_engine.training.ledger import Ledger, apply, concluded, consumed
 
 LEDGER_TOPICS = ("training", "micro-steps", "cells")
 CORE_TOPICS = (*LEDGER_TOPICS, "commands", "trajectories", "executions", "model-calls")
@@ -87,7 +87,7 @@ class Board:
         match event:
             case Claimed() | Sealed() | MemberJoined():
                 self.progress[event.cell] = self.progress.get(event.cell, 0) + 1
-            case StepCommitted() if self.ledger.committed is event:
+            case StepCommitted() if concluded(before, self.ledger):
                 self._committed(event.step, consumed(before, self.ledger))
             case StepCommitted():
                 self.void.add((record.offset, event.weights_hash))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -182,19 +183,18 @@ class Core:
 
     def _commit(self, step: OpenStep, done: UpdateMetrics | None, weights_hash: str) -> None:
         of = step.opened
-        seals = [m.sealed for m in step.members.values() if m.sealed is not None]
         committed = StepCommitted(
             core_epoch=self._epoch, step=of.step, attempt=of.attempt, merge_order=step.merge_order,
-            weights_hash=weights_hash, executions=of.executions, grad_norm=_grad_norm(done), loss=mean_loss(seals, of.divisor),
+            weights_hash=weights_hash, executions=of.executions, grad_norm=_grad_norm(done), loss=mean_loss(step.seals, of.divisor),
             reward_mean=self._inputs.reward_mean if self._inputs else 0.0,
-            metrics=step_totals(seals, of.divisor) | self._core_times(seals) | _of_update(done),
+            metrics=step_totals(step.seals, of.divisor) | self._core_times(step.seals) | _of_update(done),
         )  # fmt: skip
         self._merging.begin()
         self._member.holds(of.step)
         place = self._pen.write([committed])
         self._dues.note(of.step, place, probe(self._inputs.micro_steps) if self._inputs else [])
 
-    def _core_times(self, seals: list[Sealed]) -> dict[str, float]:
+    def _core_times(self, seals: Sequence[Sealed]) -> dict[str, float]:
         """Where the core's time went since this step opened; and before: in the last publication, and until its data were there."""
         own = next((s.metrics for s in seals if s.cell == self._settings.cell), {})
         times = self._merging.times

@@ -16,9 +16,9 @@ from gyre_engine.events.executions import UnknownExecution, place_of
 from gyre_engine.events.reports import StepReported
 from gyre_engine.events.training import GroupAdmitted, MemberReleased, StepCommitted, StepOpened
 from gyre_engine.reports.groups import Decision, GroupTokens, TreeCounts, group_tokens
-from gyre_engine.reports.steps import CommittedStep, StepGroups, step_reported
+from gyre_engine.reports.steps import StepGroups, StepToReport, step_reported
 from gyre_engine.scheduling.evaluations import evaluation_of
-from gyre_engine.training.ledger import Ledger, apply
+from gyre_engine.training.ledger import Ledger, apply, concluded
 
 DERIVATION, VERSION = "step-report", 1
 REREAD = ("trees", "cells")
@@ -62,7 +62,7 @@ class Reports:
         """That report's word on where to begin."""
         self._ledger = Ledger()
         self._opened_at = self._released = 0
-        self._committed: list[CommittedStep] = []
+        self._committed: list[StepToReport] = []
         self._groups: dict[str, _Group] = {}
         self._over: set[str] = set()
         self._uncounted: list[Decision] = []
@@ -95,11 +95,10 @@ class Reports:
             self._opened_at, self._released = record.at, 0
         elif isinstance(event, MemberReleased) and after.open is not before.open:
             self._released += 1
-        elif isinstance(event, StepCommitted) and after.committed is event and before.open is not None:
-            seals = tuple(m.sealed for m in before.open.members.values() if m.sealed is not None)
+        elif isinstance(event, StepCommitted) and (step := concluded(before, after)) is not None:
             self._committed.append(
-                CommittedStep(
-                    before.open.opened, self._opened_at, event, record.id, record.at, before.core_cell, seals, self._released
+                StepToReport(
+                    step.opened, self._opened_at, event, record.id, record.at, before.core_cell, step.seals, self._released
                 )
             )
 
@@ -148,13 +147,13 @@ class Reports:
             if step.opened.step > self.reported:
                 yield self._made(step, groups)
 
-    def _is_complete(self, step: CommittedStep) -> bool:
+    def _is_complete(self, step: StepToReport) -> bool:
         """Of one that is reported only the decisions are waited for: they say what was decided by then."""
         groups = [self._groups.get(name, _Group()) for name in step.opened.groups]
         told = step.opened.step <= self.reported
         return all(g.decision is not None and (told or g.tokens is not None) for g in groups)
 
-    def _take(self, step: CommittedStep) -> StepGroups:
+    def _take(self, step: StepToReport) -> StepGroups:
         """The step's groups leave the state, and what stands on `trajectories` up to the last of them counts as decided."""
         found = [self._groups.pop(name) for name in step.opened.groups]
         self._over.update(step.opened.groups)
@@ -164,7 +163,7 @@ class Reports:
         self._uncounted = [d for d in self._uncounted if d.offset > last]
         return StepGroups(decisions, [g.tokens for g in found if g.tokens is not None], decided)
 
-    def _made(self, step: CommittedStep, groups: StepGroups) -> Report:
+    def _made(self, step: StepToReport, groups: StepGroups) -> Report:
         event = step_reported(step, groups, self._measured(), self._positions())
         gaps = tuple(sorted(record.id for record in self._gaps.values()))
         return Report(
@@ -192,6 +191,6 @@ def _training_group(execution: str) -> str | None:
     return name if evaluation_of(name) is None else None
 
 
-def _told(step: CommittedStep) -> CommittedStep:
+def _told(step: StepToReport) -> StepToReport:
     """What is still needed of a step that has its report: its groups."""
     return replace(step, opened=replace(step.opened, micro_steps=(), scores=()), seals=())

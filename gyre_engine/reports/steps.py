@@ -17,7 +17,7 @@ ZERO_VARIANCE = "zero-variance"
 
 
 @dataclass(frozen=True, slots=True)
-class CommittedStep:
+class StepToReport:
     """A final step as the ledger tells it. id, at: of its commit; core: the cell that committed it."""
 
     opened: StepOpened
@@ -44,7 +44,7 @@ class StepGroups:
         return tuple(sorted({d.id for d in (*self.decisions, *self.decided)}))
 
 
-def step_reported(step: CommittedStep, groups: StepGroups, gaps: Sequence[ProbeGap], resume: Mapping[str, int]) -> StepReported:
+def step_reported(step: StepToReport, groups: StepGroups, gaps: Sequence[ProbeGap], resume: Mapping[str, int]) -> StepReported:
     """gaps: what engines last measured, all of one version, one a cell."""
     metrics, opened, committed = step.committed.metrics, step.opened, step.committed
     trained, packed = int(metrics.get("targets", 0.0)), int(metrics.get("packed_tokens", 0.0))
@@ -107,13 +107,13 @@ def _gap_mean(gaps: Sequence[ProbeGap]) -> float | None:
     return sum(g.gap_mean * g.tokens for g in gaps) / tokens if tokens else None
 
 
-def _members(step: CommittedStep) -> tuple[MemberTime, ...]:
+def _members(step: StepToReport) -> tuple[MemberTime, ...]:
     """The core also where it computed nothing: it merged, waited and published."""
     seals = {seal.cell: seal for seal in step.seals}
     return tuple(_member(cell, seals.get(cell), step) for cell in dict.fromkeys((step.core, *seals)))
 
 
-def _member(cell: str, seal: Sealed | None, step: CommittedStep) -> MemberTime:
+def _member(cell: str, seal: Sealed | None, step: StepToReport) -> MemberTime:
     own, of_core = (seal.metrics if seal else {}), (step.committed.metrics if cell == step.core else {})
     return MemberTime(
         cell=cell,

@@ -9,7 +9,7 @@ from gyre_engine.batching import PackedMicroStep
 from gyre_engine.events import Event
 from gyre_engine.events.training import Checkpointed, StepCommitted, StepOpened
 from gyre_engine.losses.config import LossConfig
-from gyre_engine.training.ledger import Ledger, apply
+from gyre_engine.training.ledger import Ledger, apply, concluded
 from gyre_engine.training.merge import ReplayDiverged, SealedWork, recompute, update
 from gyre_engine.training.replica import Hyper, Optimizer, TrainingReplica
 
@@ -34,11 +34,10 @@ class History:
     def see(self, event: Event) -> None:
         before = self.ledger
         self.ledger = apply(before, event)
-        if isinstance(event, StepCommitted) and self.ledger.committed is event and before.open is not None:
-            members = before.open.members
-            seals = [members[cell].sealed for cell, _ in event.merge_order]
+        if isinstance(event, StepCommitted) and (step := concluded(before, self.ledger)) is not None:
+            seals = [step.members[cell].sealed for cell, _ in event.merge_order]
             works = tuple(SealedWork(s.cell, s.micro_steps, s.buffer_hash) for s in seals if s is not None)
-            self.steps.append(CommittedStep(before.open.opened, event, works))
+            self.steps.append(CommittedStep(step.opened, event, works))
         elif isinstance(event, Checkpointed):
             self.checkpoints.append(event)
 

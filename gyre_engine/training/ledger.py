@@ -60,6 +60,11 @@ class OpenStep:
         return len(sealed) == len(self.opened.micro_steps)
 
     @property
+    def seals(self) -> tuple[Sealed, ...]:
+        """What members sealed, also those that hold no work."""
+        return tuple(m.sealed for m in self.members.values() if m.sealed is not None)
+
+    @property
     def merge_order(self) -> tuple[tuple[str, int], ...]:
         """(cell, member epoch) of the sealed members that hold work, in the order of their seals."""
         return tuple((c, self.members[c].epoch) for c in self.order_sealed if self.members[c].assigned)
@@ -91,11 +96,15 @@ class Ledger:
         return member if member is not None and member.epoch == epoch else None
 
 
+def concluded(before: Ledger, after: Ledger) -> OpenStep | None:
+    """The step, as its members left it, that the event between these two states committed; None where it committed none."""
+    return before.open if after.committed is not before.committed else None
+
+
 def consumed(before: Ledger, after: Ledger) -> tuple[str, ...]:
     """The groups that the event between these two states has trained on for good; empty where it committed no step."""
-    if before.open is None or after.committed is before.committed:
-        return ()
-    return before.open.opened.groups
+    step = concluded(before, after)
+    return step.opened.groups if step else ()
 
 
 def fold(events: Iterable[Event], ledger: Ledger | None = None) -> Ledger:

@@ -17,7 +17,7 @@ from consumers.trainer import core as core_module
 from consumers.trainer.publisher import Publisher
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.events.executions import Dispatched
-from gyre_engine.events.training import Checkpointed, EvaluationReported, Published, StepCommitted, StepOpened
+from gyre_engine.events.training import Checkpointed, EvaluationReported, Published, StepCommitted, StepOpened, StepRefused
 from gyre_engine.log.election import Deposed
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.training import checkpoint
@@ -237,3 +237,15 @@ def test_a_fixed_probe_is_the_same_everywhere_and_spread_over_the_vocabulary() -
     assert len(ids) == LENGTH == len(set(ids)) and 0 <= min(ids) < 5000 and 44000 < max(ids) < 49152
     assert fixed_probe(49152, context=10) == ids[:10]
     assert fixed_probe(0) == fixed_probe(1) == [] and set(fixed_probe(2)) == {0, 1}
+
+
+def test_a_refusal_counts_only_from_the_core_that_rules(staged: Staged) -> None:
+    """A deposed core's late word is no try of the step that its successor will open."""
+    cast = staged()
+    late = StepRefused(core_epoch=1, step=1, attempt=1, outcome="stop", cells=(), micro_steps=())
+    cast.log.append_all([late])
+    cast.next_core()
+    assert cast.core_board.refused == [late]
+    cast.log.append_all([late])
+    cast.read_on()
+    assert cast.core_board.refused == [late]
