@@ -49,13 +49,12 @@ class ReplaySettings:
     """`until`: last step to make, 0 for all. `verify`: compare every step with the log."""
 
     model_path: str
-    temperature: float
     packing: Packing
     threads: int
     admission: AdmissionSettings
     loss: LossConfig = field(default_factory=LossConfig)
     hyper: Hyper = field(default_factory=Hyper)
-    dtype: str = "float32"
+    options: ReplicaOptions = field(default_factory=ReplicaOptions)
     mesh: Mesh = ONE
     """That of the run's cells: sums over other ranks round differently."""
     reference: str = ""
@@ -77,7 +76,7 @@ class StepVerdict:
 
 def not_comparable(started: RunStarted, settings: ReplaySettings, versions: Mapping[str, str]) -> tuple[str, ...]:
     """Why bit equality cannot be expected here; empty where it must hold. `versions`: of the packages that a run is pinned to."""
-    here = fingerprint(settings.threads)
+    here = fingerprint(settings.threads, settings.options.device)
     return tuple(dict.fromkeys((*differences(started.fingerprint, here), *differences(started.versions, versions))))
 
 
@@ -87,8 +86,7 @@ def replay(open_log: Callable[[], AbstractContextManager[Log]], settings: Replay
     open_log: is called once the replica stands, as a replica of several ranks forks, and a log has threads.
     """
     model = Path(settings.model_path)
-    options = ReplicaOptions(temperature=settings.temperature, dtype=settings.dtype)
-    with contextlib.closing(open_replica(model, options, settings.mesh)) as replica, open_log() as log:
+    with contextlib.closing(open_replica(model, settings.options, settings.mesh)) as replica, open_log() as log:
         history, broken = _history(log)
         steps = [s for s in history.steps if not settings.until or s.committed.step <= settings.until]
         trainer = _Trainer(log, settings, replica, steps)

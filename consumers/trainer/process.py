@@ -27,7 +27,6 @@ from gyre_engine.training.checkpoint import Origin
 from gyre_engine.training.opening import open_replica
 from gyre_engine.training.probes import fixed_probe
 from gyre_engine.training.reference import BorrowedReplica
-from gyre_engine.training.replica import ReplicaOptions
 from gyre_engine.training.shape import ModelShape
 from gyre_engine.transfer.kinds import open_transfer
 
@@ -43,8 +42,7 @@ IDLE_POLL_S = 0.5
 
 def replica_of(settings: TrainerSettings) -> MegatronReplica | SpreadReplica:
     """The cell's replica. Heavy. Call it before anything starts a thread, a log too: the cell's other ranks are forked here."""
-    options = ReplicaOptions(temperature=settings.temperature, dtype=settings.dtype)
-    return open_replica(Path(settings.model_path), options, settings.mesh, scratch=settings.scratch)
+    return open_replica(Path(settings.model_path), settings.options, settings.mesh, scratch=settings.scratch)
 
 
 def run(
@@ -108,7 +106,7 @@ class Trainer(Consumer):
 
         settings, pen, board = self._settings, self._pen, self._board
         optimizer = AdamW(self._replica.parameters, self._replica.shards())
-        origin = Origin(layout_digest(self._replica.parameters.layout), settings.dtype, settings.packing.config_hash)
+        origin = Origin(layout_digest(self._replica.parameters.layout), settings.options.dtype, settings.packing.config_hash)
         epoch = win(settings.holder, self._propose, lambda: (board.ledger.core_epoch, board.ledger.core_holder))
         folder = Path(settings.model_path)
         fixed = fixed_probe(ModelShape.of_folder(folder).vocab, settings.packing.context)

@@ -12,7 +12,7 @@ from gyre_engine.losses.config import LossConfig
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.training.mesh import ONE, Mesh
-from gyre_engine.training.replica import Hyper
+from gyre_engine.training.replica import Hyper, ReplicaOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,6 @@ class TrainerSettings:
     model_path: str
     plan: ClassPlan
     packing: Packing
-    temperature: float
     lease_s: float
     checkpoint_url: str
     checkpoint_every: int
@@ -41,8 +40,7 @@ class TrainerSettings:
     reference: str = ""
     """Folder of the reference policy's weights; empty: none is looked at."""
     hyper: Hyper = field(default_factory=Hyper)
-    dtype: str = "float32"
-    """Of the weights, and in which they are computed with."""
+    options: ReplicaOptions = field(default_factory=ReplicaOptions)
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     mesh: Mesh = ONE
     """The ranks of the cell."""

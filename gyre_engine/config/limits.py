@@ -56,6 +56,7 @@ _ONE_OF = {
     "optimizer.weight_decay_schedule": ("constant", "linear", "cosine"),
     "optimizer.nonfinite": ("stop", "skip"),
     "training.dtype": ("float32", "bfloat16"),
+    "training.device": ("cpu", "cuda"),
     "report.wandb_mode": ("online", "offline"),
     "eval.split": SPLITS,
     "eval.before": ("", *SPLITS),

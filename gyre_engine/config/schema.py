@@ -370,6 +370,14 @@ class TrainingConfig:
         "Of weights and computation: float32, or bfloat16 (half the memory of weights and of a publication; gradients, moments and "
         "the core's master weights stay float32; the gap between engine and trainer grows, docs/learning.md).",
     )
+    device: str = opt(
+        "cpu",
+        "Where replicas compute: cpu, or cuda (a cell of one process; the bits are then those of that kind of GPU, and a replay on another "
+        "machine is not comparable). Training on CUDA was not run yet.",
+    )
+    recompute: bool = opt(
+        False, "Compute each layer's activations again in the backward pass: memory of one layer instead of all. The same bits."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,12 @@ machine: of admission's selection or advantages; of cutting, packing or a micro-
 layout. A log from before is then told apart as not comparable, where it would seem to differ."""
 
 
-def fingerprint(threads: int) -> dict[str, str]:
-    """The fingerprint of this machine and environment."""
+def fingerprint(threads: int, device: str = "cpu") -> dict[str, str]:
+    """The fingerprint of this machine and environment, for replicas that compute on `device`."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
         "machine": platform.machine(), "cpu": _cpu(), "threads": str(threads), "numerics": str(NUMERICS), **versions,
+        **({"gpu": _gpu()} if device != "cpu" else {}),
     }  # fmt: skip
 
 
@@ -42,12 +43,24 @@ def differences(logged: Mapping[str, str], here: Mapping[str, str]) -> tuple[str
     )
 
 
-def _cpu() -> str:
+def _gpu(driver: Path = Path("/proc/driver/nvidia")) -> str:
+    """Kinds of NVIDIA's GPUs here and their driver; "none" where there is none."""
+    found = [line for file in sorted(driver.glob("gpus/*/information")) for line in _lines(file) if line.startswith("Model:")]
+    kinds = sorted({line.split(":", 1)[1].strip() for line in found})
+    return ", ".join([*kinds, *_lines(driver / "version")[:1]]) or "none"
+
+
+def _lines(file: Path) -> list[str]:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return file.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor()
-    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+        return []
+
+
+def _cpu() -> str:
+    facts = dict(line.split(":", 1) for line in _lines(Path("/proc/cpuinfo")) if ":" in line)
     found = {k.strip(): v.strip() for k, v in facts.items()}
     vectors = sorted(f for f in found.get("flags", "").split() if f.startswith(("avx", "amx", "fma")))
+    if not found:
+        return platform.processor()
     return f"{found.get('model name', platform.processor())} {' '.join(vectors)}"

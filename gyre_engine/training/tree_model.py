@@ -53,7 +53,7 @@ class TreeModel(GPTModel):  # type: ignore[misc]
     def forward(self, ids: Tensor, position: Tensor, end: Tensor, given: Tensor | None = None) -> Tensor:
         """ids, position int64[n], end int32[n] on the CPU -> hidden states [n, hidden]; `given`: those of the stage before."""
         hidden = self.embedding(input_ids=ids[None], position_ids=position[None]) if given is None else given[:, None]
-        angles = position.to(torch.float32)[:, None] * self.rotary_pos_emb.inv_freq
+        angles = position.to(torch.float32)[:, None] * self.rotary_pos_emb.inv_freq.to(position.device)
         rotary = torch.cat([angles, angles], dim=-1)[:, None, None, :]
         return self._decoded(hidden, attention_mask=end, rotary_pos_emb=rotary)[:, 0]
 

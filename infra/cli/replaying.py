@@ -21,6 +21,7 @@ from gyre_engine.log import Log
 from infra.cli.attach import Attached
 from infra.cli.errors import CommandError
 from infra.stack import wiring
+from infra.stack.checks import cuda_is_here
 from infra.stack.versions import versions
 from infra.stack.weights import image_hash
 
@@ -121,7 +122,13 @@ def settings_of(attached: Attached, *, verify: bool, until: int, overrides: list
             f"the weights in {model} are not those that {attached.info.run} began with "
             f"(sha256 {found[:16]}, the log has {started.initial_weights_hash[:16]})"
         )
-    return dataclasses.replace(wiring.replay(config, started.config_hash), verify=verify, until=until)
+    settings = wiring.replay(config, started.config_hash)
+    if settings.options.device != "cpu" and not cuda_is_here():
+        raise CommandError(
+            f"{attached.info.run} was trained on a GPU, and torch finds none here: replay it with --set training.device=cpu, "
+            "where nothing can be compared"
+        )
+    return dataclasses.replace(settings, verify=verify, until=until)
 
 
 def _line(verdict: StepVerdict) -> str:

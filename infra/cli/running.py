@@ -140,11 +140,11 @@ def to_resume(run: str, folder: StackFolder) -> Resumed:
         info = attached.info
     if info.ended is not None and info.ended.outcome == "completed":
         raise CommandError(f"{info.run} is complete ({info.ended.steps} steps); start a new run, or `gyre eval {info.run}@STEP`")
-    threads = int(info.started.fingerprint.get("threads", "1"))
-    changed = (*differences(info.started.fingerprint, fingerprint(threads)), *differences(info.started.versions, versions()))
+    config = config_from_json(info.started.config)
+    here = fingerprint(int(info.started.fingerprint.get("threads", "1")), config.training.device)
+    changed = (*differences(info.started.fingerprint, here), *differences(info.started.versions, versions()))
     if changed:
         raise CommandError(f"{info.run} cannot go on here, its steps would not be the same: {'; '.join(dict.fromkeys(changed))}")
-    config = config_from_json(info.started.config)
     url = folder.private().get("clickhouse.url", config.clickhouse.url)
     config = dataclasses.replace(
         config, kafka=dataclasses.replace(config.kafka, librdkafka=folder.librdkafka()),

@@ -53,6 +53,7 @@ def check_before_start(config: Config) -> None:
         _engine_args,
         _routing,
         _ranks,
+        _device,
         _addresses,
         _transfer,
         _harness,
@@ -68,7 +69,7 @@ def check_before_start(config: Config) -> None:
 def check_cell_before_start(config: Config, host: str) -> None:
     """The same for a cell of a run elsewhere, that this host is to keep at address `host`."""
     own = replace(config, cells=replace(config.cells, host=host))
-    if wrong := [problem for check in (_engine, _address_of_cells, _transfer) for problem in check(own)]:
+    if wrong := [problem for check in (_engine, _address_of_cells, _transfer, _device) for problem in check(own)]:
         raise ConfigError(*wrong)
 
 
@@ -209,6 +210,25 @@ def _ranks(config: Config) -> Iterator[Problem]:
     with suppress(TrainingError, OSError, ValueError, KeyError):
         shape = ModelShape.of_folder(Path(config.model.path))
         yield from (Problem(text, (("cells", key),)) for key, text in misfits(mesh, shape))
+
+
+def _device(config: Config) -> Iterator[Problem]:
+    """A GPU for the trainers must be there, and a cell on it is one process."""
+    if config.training.device == "cpu":
+        return
+    at = (("training", "device"),)
+    if not cuda_is_here():
+        yield Problem('training.device is "cuda", but torch finds no GPU here that it can use: set it to "cpu"', at)
+    if wiring.mesh(config).ranks > 1:
+        text = 'training.device is "cuda", and a cell of several processes trains over gloo: set cells.*_parallel to 1, or it to "cpu"'
+        yield Problem(text, at)
+
+
+def cuda_is_here() -> bool:
+    """Whether torch can compute on a GPU of this host. Heavy: imports torch."""
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def _routing(config: Config) -> Iterator[Problem]:

@@ -84,7 +84,7 @@ class FarRun:
         started = self.info.started
         if other := differences(started.versions, versions()):
             raise CannotJoin(f"{run} cannot have a cell with other versions: {'; '.join(other)}; install those of the run")
-        unlike = differences(started.fingerprint, fingerprint(own.cells.threads))
+        unlike = differences(started.fingerprint, fingerprint(own.cells.threads, own.training.device))
         if not same_numerics(started.fingerprint):
             raise CannotJoin(f"{run} cannot have a cell of another Gyre: {'; '.join(unlike)}; install that of the run")
         if unlike and not settings.other_hardware:

@@ -194,6 +194,6 @@ class Session:
         return RunStarted(
             run=self.run, config=self.pinned, config_hash=config_hash(self.pinned),
             versions=versions(), partitions=partitions,
-            fingerprint=fingerprint(self.config.cells.threads), initial_weights=model.as_uri(),
+            fingerprint=fingerprint(self.config.cells.threads, self.config.training.device), initial_weights=model.as_uri(),
             initial_weights_hash=image_hash(model), model_files=config_files(model), topic_prefix=f"{kafka.prefix}.{self.run}",
         )  # fmt: skip

@@ -29,7 +29,7 @@ from gyre_engine.scheduling.policies import PolicySettings
 from gyre_engine.tasks import Source
 from gyre_engine.training.maskable import why_paths
 from gyre_engine.training.mesh import Mesh
-from gyre_engine.training.replica import Hyper
+from gyre_engine.training.replica import Hyper, ReplicaOptions
 from gyre_engine.trees.select import SelectionSettings
 from infra.stack.launch import CellPlace, Launch
 from infra.stack.layout import StackFolder
@@ -95,6 +95,12 @@ def hyper(config: Config) -> Hyper:
     )  # fmt: skip
 
 
+def options_of_replica(config: Config) -> ReplicaOptions:
+    """What a replica computes with, in a trainer and in a replay."""
+    c = config.training
+    return ReplicaOptions(temperature=config.sampling.temperature, dtype=c.dtype, device=c.device, recompute=c.recompute)
+
+
 def packing(config: Config, pinned_hash: str, model: Path) -> Packing:
     """How the core makes micro-steps, and a replay of its run again."""
     return Packing(
@@ -108,21 +114,21 @@ def trainer(launch: Launch, folder: StackFolder, cell: str, holder: str) -> Trai
     return TrainerSettings(
         cell=cell, core=launch.cell(cell).position == 0, holder=holder, model_path=launch.model_path,
         plan=class_plan(config), packing=packing(config, launch.config_hash, Path(launch.model_path)),
-        temperature=config.sampling.temperature, lease_s=config.cells.lease_s,
+        lease_s=config.cells.lease_s,
         checkpoint_url=f"{folder.store(config.run.store).rstrip('/')}/{launch.run}/checkpoints",
         checkpoint_every=config.run.checkpoint_every, checkpoint_keep=config.run.checkpoint_keep, loss=loss(config),
         reference=reference(config), hyper=hyper(config), secret=folder.cell_key(),
         evaluation=evaluation(config), transfer=config.transfer.kind, transfer_host=launch.host, mesh=mesh(config),
-        scratch=str(folder.scratch / launch.run / cell), dtype=config.training.dtype,
+        scratch=str(folder.scratch / launch.run / cell), options=options_of_replica(config),
     )  # fmt: skip
 
 
 def replay(config: Config, pinned_hash: str) -> ReplaySettings:
     return ReplaySettings(
-        model_path=config.model.path, temperature=config.sampling.temperature,
+        model_path=config.model.path,
         packing=packing(config, pinned_hash, Path(config.model.path)), reference=reference(config),
         threads=config.cells.threads, admission=admission(config, pinned_hash), loss=loss(config), hyper=hyper(config),
-        mesh=mesh(config), dtype=config.training.dtype,
+        mesh=mesh(config), options=options_of_replica(config),
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ CORE, SATELLITE = "cell-0", "cell-1"
 def settings(cell: str, model: str, folder: str) -> TrainerSettings:
     return TrainerSettings(
         cell=cell, core=cell == CORE, holder=cell, model_path=model, plan=PLAN, packing=Packing(PROMPT + OUTPUT, 4096),
-        temperature=1.0, lease_s=60.0, checkpoint_url=f"file://{folder}/checkpoints", checkpoint_every=0,
+        lease_s=60.0, checkpoint_url=f"file://{folder}/checkpoints", checkpoint_every=0,
     )  # fmt: skip
 
 

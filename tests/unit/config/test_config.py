@@ -88,6 +88,7 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ),
         ('[optimizer]\nnonfinite = "ignore"\n', "optimizer.nonfinite must be one of stop, skip; got 'ignore'"),
         ('[training]\ndtype = "float16"\n', "line 2: training.dtype must be one of float32, bfloat16; got 'float16'"),
+        ('[training]\ndevice = "gpu"\n', "line 2: training.device must be one of cpu, cuda; got 'gpu'"),
         ('[group]\nscale = "std"\n', "group.scale must be one of deviation, none; got 'std'"),
         ("[run]\ncheckpoint_keep = -1\n", "run.checkpoint_keep must be at least 0"),
         ('[runner]\ntask_filter = "hard"\n', "runner.task_filter must be one of none, pass-rate; got 'hard'"),

@@ -29,7 +29,7 @@ from tests.unit.training.test_faults_of_trainers import Cast
 from tests.unit.training.test_same_bits import HYPER, Staged, WavyReplica, clock, hashes, run, staged  # noqa: F401
 
 SETTINGS = ReplaySettings(
-    model_path="", temperature=1.0, packing=Packing(100, 100), threads=1, admission=AdmissionSettings("verifier", "1"),
+    model_path="", packing=Packing(100, 100), threads=1, admission=AdmissionSettings("verifier", "1"),
     hyper=HYPER, verify=False,
 )  # fmt: skip
 

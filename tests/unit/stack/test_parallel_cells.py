@@ -85,3 +85,14 @@ def test_engine_args_without_sglang_are_refused(tmp_path: Path) -> None:
     path.write_text('[cells]\nengine_args = ["--tp-size", "2"]\n')
     with pytest.raises(ConfigError, match='line 2: cells.engine_args are for SGLang, but cells.engine is "native"'):
         load_config(path)
+
+
+def test_a_gpu_that_is_not_there_is_told_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether one is there is torch's to say: what is told in each case is tried on any machine."""
+    cuda = with_overrides(Config(), ["training.device=cuda", "cells.data_parallel=2"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    missing, ranks = (p.text for p in checks._device(cuda))
+    assert "torch finds no GPU here" in missing and "set cells.*_parallel to 1" in ranks
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert not list(checks._device(with_overrides(Config(), ["training.device=cuda"])))
+    assert not list(checks._device(with_overrides(Config(), ["cells.data_parallel=2"])))

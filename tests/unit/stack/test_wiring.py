@@ -5,6 +5,7 @@ from pathlib import Path
 from gyre_engine.config import Config, to_json, with_overrides
 from gyre_engine.config.limits import _ONE_OF
 from gyre_engine.tasks import FILTERS
+from gyre_engine.training.replica import ReplicaOptions
 from infra.stack import wiring
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
@@ -87,7 +88,11 @@ def test_trainers_and_a_replay_are_told_the_same_schedule_and_dtype(tmp_path: Pa
     launch = launched("run.steps=40", "optimizer.schedule=wsd", "optimizer.nonfinite=skip", "training.dtype=bfloat16")
     told = wiring.trainer(launch, StackFolder(tmp_path), "cell-0", "me")
     again = wiring.replay(launch.settings, "pinned")
-    assert (told.hyper.decay_steps, told.hyper.wsd_steps, told.hyper.nonfinite, told.dtype) == (40, 4, "skip", "bfloat16")
-    assert (again.hyper, again.dtype) == (told.hyper, told.dtype)
+    assert (told.hyper.decay_steps, told.hyper.wsd_steps, told.hyper.nonfinite, told.options.dtype) == (40, 4, "skip", "bfloat16")
+    assert (again.hyper, again.options) == (told.hyper, told.options)
+    launch = launched("training.recompute=true", "training.device=cuda", "sampling.temperature=0.7")
+    given = wiring.trainer(launch, StackFolder(tmp_path), "cell-0", "me").options
+    assert given == wiring.replay(launch.settings, "pinned").options
+    assert given == ReplicaOptions(temperature=0.7, device="cuda", recompute=True)
     own = wiring.hyper(launched("optimizer.decay_steps=7", "optimizer.wsd_steps=2").settings)
     assert (own.decay_steps, own.wsd_steps) == (7, 2)

@@ -119,7 +119,7 @@ class Bench:
     def settings(self, cell: str) -> TrainerSettings:
         return TrainerSettings(
             cell=cell, core=cell == "c0", holder=cell, model_path="", plan=ClassPlan(1, 1, 0, 9), packing=Packing(100, 100),
-            temperature=1.0, lease_s=5.0, checkpoint_url=self.url, checkpoint_every=self.every,
+            lease_s=5.0, checkpoint_url=self.url, checkpoint_every=self.every,
             checkpoint_keep=self.keep, hyper=self.hyper,
         )  # fmt: skip
 
