@@ -87,7 +87,8 @@ def _rotate(x_NHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rope_tables(shape: ModelShape, max_context: int) -> tuple[Tensor, Tensor]:
+    """Positions times rounded frequencies, as trainers have it: the same angles rounded otherwise are off by more at each position."""
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
-    angles = torch.arange(max_context, dtype=torch.float32)[:, None] / (shape.rope_theta**exponents)
+    angles = torch.arange(max_context, dtype=torch.float32)[:, None] * (1.0 / shape.rope_theta**exponents)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
