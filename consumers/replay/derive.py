@@ -1,4 +1,9 @@
-"""Decisions and micro-steps derived a second time from the model calls, the scores and the executions on the log."""
+"""Decisions and micro-steps derived a second time from the model calls, the scores and the executions on the log.
+
+reads     trajectories, executions, scores, model-calls
+promises  takes from the log's own decisions nothing but what their order chose (which attempts had ended, which score counted, which
+          groups a step took); what differs in a byte raises ReplayDiverged, naming the step
+"""
 
 from __future__ import annotations
 

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre_engine.experts import NO_ROWS, Rows, table
+from gyre_engine.experts import NO_ROWS, Rows
 
-_DTYPES = {
-    "ids": "<i4",
-    "position": "<i4",
-    "end": "<i4",
-    "src": "<i4",
-    "dst": "<i4",
-    "logprobs": "<f4",
-    "versions": "<i4",
-    "weight": "<f8",
-    "sequence": "<i4",
-    "share": "<f8",
-    "reference": "<f4",
-}
+_OF_TARGETS = ("src", "dst", "logprobs", "versions", "weight", "sequence", "share", "reference")
 _OF_TOKENS = ("ids", "position", "end")
 _MAY_BE_EMPTY = ("share", "reference")
 
@@ -66,7 +52,7 @@ class PackedMicroStep:
 
     def __post_init__(self) -> None:
         tokens, targets = len(self.ids), len(self.dst)
-        for name in _DTYPES:
+        for name in (*_OF_TOKENS, *_OF_TARGETS):
             expected = tokens if name in _OF_TOKENS else targets
             found = len(getattr(self, name))
             if found != expected and (found or name not in _MAY_BE_EMPTY):
@@ -85,24 +71,3 @@ class PackedMicroStep:
     def targets(self) -> int:
         """Trained tokens."""
         return len(self.dst)
-
-    def to_fields(self) -> dict[str, Any]:
-        """Plain fields for msgpack: arrays as little-endian bytes (`bin`), executions as lists."""
-        arrays = {name: getattr(self, name).astype(dtype, copy=False).tobytes() for name, dtype in _DTYPES.items()}
-        return {**arrays, "executions": [list(entry) for entry in self.executions], "experts": self.experts.tobytes()}
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> PackedMicroStep:
-        """The inverse of to_fields; unknown fields are ignored. Raises InvalidMicroStep."""
-        try:
-            given = {name: fields.get(name, b"") if name in _MAY_BE_EMPTY else fields[name] for name in _DTYPES}
-            arrays = {name: _array(given[name], dtype) for name, dtype in _DTYPES.items()}
-            executions = tuple((str(name), int(first), int(count)) for name, first, count in fields["executions"])
-            experts = table(_array(fields.get("experts", b""), "u1"), len(arrays["ids"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidMicroStep(f"cannot read a micro-step: {error!r}") from error
-        return cls(**arrays, executions=executions, experts=experts)
-
-
-def _array(data: bytes, dtype: str) -> NDArray[Any]:
-    return np.frombuffer(data, dtype=dtype).astype(np.dtype(dtype).newbyteorder("="), copy=False)

@@ -1,4 +1,8 @@
-"""What admission chose from one execution: the segments of its selected trajectories and the tokens to train."""
+"""What admission chose from one execution: the segments of its selected trajectories and the tokens to train.
+
+Between `assemble`, which makes it, and `cutting`, which takes it. Promises: one that contradicts itself cannot be made, so nothing
+after it checks again. numpy only.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """What a core has yet to train on: admitted groups, and the model calls of their executions. A fold, in any order of topics.
 
 State: groups that are not consumed, the names of those that are, and the calls of executions that may still be trained. What is
-consumed, left out, discarded or only evaluated is forgotten, also where it is read again later.
+consumed, left out, discarded, only evaluated or admitted without anything to train is forgotten at once, also where it is read again
+later. So the calls are bounded by what is dispatched and not trained yet. Of everything else a name stays, some hundred bytes an
+execution of the run, because its calls may still stand unread on another topic.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gyre_engine.batching.step_inputs import trained
 from gyre_engine.events import Event
 from gyre_engine.events.calls import ExecutionClosed, ModelCall, ProxyOwns
 from gyre_engine.events.executions import Discarded, Dispatched
@@ -68,6 +71,8 @@ class Backlog:
             self._forget(e.execution for e in event.executions)
         else:
             self.waiting.setdefault(event.group, event)
+            wanted = {e.execution for e in trained([event])}
+            self._forget(e.execution for e in event.executions if e.execution not in wanted)
 
     def _forget(self, executions: Iterable[str]) -> None:
         for execution in executions:
