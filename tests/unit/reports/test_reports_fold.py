@@ -13,6 +13,7 @@ from gyre_engine.events import Recorded
 from gyre_engine.events.reports import DriftAt, MemberTime, StepReported
 from gyre_engine.events.training import Claimed, CoreElected, MemberReleased
 from gyre_engine.log.memory import MemoryLog
+from gyre_engine.reports.figures import figures
 from gyre_engine.reports.fold import Report, Reports
 from tests.unit.reports import story
 
@@ -49,6 +50,20 @@ def test_its_figures() -> None:
         ),
         released_members=0,
     )  # fmt: skip
+
+
+def test_a_skipped_step_has_no_figures_of_an_update() -> None:
+    """Its gradient was not a number: no norm, no loss, and nothing of either in what is shown."""
+    metrics = {name: value for name, value in story.METRICS.items() if not name.endswith("_loss") and name != "lr"}
+    skipped = replace(story.committed(1), grad_norm=None, loss=None, metrics={**metrics, "skipped": 1.0})
+    log = MemoryLog(run="r")
+    story.put(log, (*story.TREES, *story.DECISIONS, *story.LEDGER[:-1], skipped))
+    (report,) = seen(Reports(), story.records(log))
+    found = report.event
+    assert (found.skipped, found.grad_norm, found.loss, found.policy_loss, found.kl_loss, found.lr) == (True, *[None] * 5)
+    names = {figure.family.name for figure in figures(found)}
+    assert not names & {"optimizer/grad_norm", "loss/total", "loss/policy", "loss/kl", "loss/entropy"}
+    assert names >= {"optimizer/skipped", "reward/mean"}
 
 
 PARTITIONS = [
