@@ -19,10 +19,15 @@ def require_budget(name: str, pack: PackedMicroStep, packing: Packing) -> None:
 
 
 def require_known_weights(ledger: Ledger, opened: StepOpened) -> None:
-    """Raises TrainingError for a step that was opened on weights which no committed step has left."""
-    before = ledger.committed
-    if before is not None and opened.weights_hash != before.weights_hash:
+    """Raises TrainingError for a step that was opened on weights which no committed step has left, nor, before any, version 0 has."""
+    before, published = ledger.committed, ledger.published
+    if before is not None:
+        known, where = before.weights_hash, f"step {before.step} was committed with"
+    elif published is not None and published.version == 0:
+        known, where = published.weights_hash, "version 0 was published as"
+    else:
+        return
+    if opened.weights_hash != known:
         raise TrainingError(
-            f"step {opened.step} was opened on weights {opened.weights_hash[:16]}, which nobody knows: step {before.step} was "
-            f"committed with {before.weights_hash[:16]}"
+            f"step {opened.step} was opened on weights {opened.weights_hash[:16]}, which nobody knows: {where} {known[:16]}"
         )

@@ -108,6 +108,11 @@ def _start(
     stored.require(origin)
     replica.load(stored.weights, stored.step)
     optimizer.restore(stored.state)
+    if (found := optimizer.state_hash()) != stored.state_hash:
+        raise checkpoint.CheckpointError(
+            f"the optimizer's state of the checkpoint of step {stored.step} reads as {found[:16]}, it was stored as "
+            f"{stored.state_hash[:16]}: move the checkpoint away to recover from an older one"
+        )
     return stored.step
 
 

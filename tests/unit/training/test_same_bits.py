@@ -185,6 +185,25 @@ def test_a_checkpoint_of_something_else_is_an_error_before_any_weights_change(
     assert (replica.weights_hash(), optimizer.state_hash(), replica.version) == (before, state, 0)
 
 
+class Misread(AdamW):
+    """Restores one update more than was stored."""
+
+    def restore(self, url: str) -> None:
+        super().restore(url)
+        self._number += 1
+
+
+def test_an_optimizer_that_is_not_what_was_stored_is_an_error(staged: Staged) -> None:
+    """Every file has its bytes, and what is made of them is something else."""
+    cast = staged(1)
+    run(cast, 2)
+    replica = WavyReplica()
+    with pytest.raises(
+        CheckpointError, match="the optimizer's state of the checkpoint of step 2 reads as .*: move the checkpoint"
+    ):
+        recover(cast.settings("c0"), cast.log, replica, Misread(replica.parameters))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("damage", ["truncated weights", "truncated state", "no manifest", "no hashes"])
 def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Staged, damage: str) -> None:
     """Step 2 is made again after step 1: the bits are the same."""
@@ -286,13 +305,17 @@ def test_a_micro_step_beyond_the_budget_is_refused_before_any_gradient(staged: S
     assert not cast.core._member._replica.gradient_buffer().any()  # type: ignore[attr-defined]
 
 
-def test_a_step_on_weights_that_nobody_knows_is_refused_before_any_gradient(staged: Staged) -> None:
+@pytest.mark.parametrize(("step", "known"), [(1, "0 was published as"), (2, "1 was committed with")])
+def test_a_step_on_weights_that_nobody_knows_is_refused_before_any_gradient(staged: Staged, step: int, known: str) -> None:
+    """Those of the step before, or of the first publication where there is none."""
     cast = staged(0)
-    run(cast, 1)
+    run(cast, step - 1)
     opened = StepOpened(
-        core_epoch=1, step=2, attempt=1, weights_hash="f" * 64, groups=("g",), scores=(), micro_steps=("m2.0",), executions=1,
-        divisor=1, staleness_max=0, staleness_mean=0.0,
+        core_epoch=1, step=step, attempt=1, weights_hash="f" * 64, groups=("g",), scores=(), micro_steps=(f"m{step}.0",),
+        executions=1, divisor=1, staleness_max=0, staleness_mean=0.0,
     )  # fmt: skip
-    cast.log.append_all([micro_step(2, 0), opened])
-    with pytest.raises(TrainingError, match="step 2 was opened on weights ffffffffffffffff, which nobody knows"):
+    cast.log.append_all([micro_step(step, 0), opened])
+    with pytest.raises(
+        TrainingError, match=f"step {step} was opened on weights ffffffffffffffff, which nobody knows: .* {known}"
+    ):
         cast.until(lambda: False, cast.move_core)
