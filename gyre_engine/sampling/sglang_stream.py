@@ -10,6 +10,7 @@ import re
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
+from math import nan
 from typing import Any, TypeVar
 
 import numpy as np
@@ -50,7 +51,7 @@ class Reading:
         new_ids, new_triples = self._new(ids, triples, meta.get("completion_tokens"))
         start, self._count = self._count, self._count + len(new_ids)
         self.ended = reason is not None
-        logprobs = [float(triple[0]) for triple in new_triples]
+        logprobs = [nan if triple[0] is None else float(triple[0]) for triple in new_triples]  # JSON has no other word for nan
         chunks = _cut(new_ids, logprobs, _spans(meta, start, self._count), reason, int(meta.get("cached_tokens") or 0))
         if self.ended and meta.get("weight_versions"):
             # Chunks on the way name the version in use when they were sent; the spans of the end are exact.

@@ -189,11 +189,21 @@ def _task_error(folder: Path) -> str:
 def _engine(config: Config) -> Iterator[Problem]:
     if config.cells.engine == "sglang":
         yield from _sglang(config.cells)
+        yield from _dense_layers(config)
     if config.cells.engine == "scripted" and os.access(tokenizer := Path(config.model.path, "tokenizer.json"), os.R_OK):
         try:
             read_script(config.cells.script, Tokenizer.from_file(str(tokenizer)))
         except ScriptUnreadable as error:
             yield Problem(f"cells.script: {error}", (("cells", "script"),))
+
+
+def _dense_layers(config: Config) -> Iterator[Problem]:
+    """SGLang takes every layer of a Qwen3-MoE for a mixture, and computes with weights that no file holds."""
+    with suppress(TrainingError, OSError, ValueError, KeyError):
+        shape = ModelShape.of_folder(Path(config.model.path))
+        if shape.experts is not None and len(shape.experts.layers) < shape.layers:
+            text = 'cells.engine: SGLang serves no qwen3_moe with layers that have no experts: set it to "native"'
+            yield Problem(text, (("cells", "engine"), ("model", "path")))
 
 
 def _engine_args(config: Config) -> Iterator[Problem]:

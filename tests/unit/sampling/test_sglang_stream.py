@@ -41,6 +41,14 @@ def read(*events: dict[str, Any]) -> Completion:
 STOP = {"type": "stop", "matched": 16}
 
 
+def test_a_logprob_that_is_no_number_stays_none() -> None:
+    """SGLang's JSON has null for nan; the proxy records such a call as untrainable."""
+    told = event(IDS[:1], IDS[:1], STOP, completion_tokens=1)
+    told["meta_info"]["output_token_logprobs"] = [[None, IDS[0], None]]
+    [logprob] = read(told).logprobs
+    assert logprob != logprob
+
+
 def test_text_and_logprobs_without_ids_are_refused() -> None:
     """C15 a."""
     with pytest.raises(MismatchedOutput, match="no output ids and 5 log-probabilities") as refused:

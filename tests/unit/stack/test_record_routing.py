@@ -48,6 +48,16 @@ def test_who_could_not_tell_is_refused_by_name(
     assert problem.text.startswith("cells.record_routing: ") and words in problem.text
 
 
+def test_dense_layers_among_mixtures_are_not_for_sglang(tmp_path: Path) -> None:
+    sizes = {
+        "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 9, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    [problem] = checks._dense_layers(config(tmp_path, "cells.engine=sglang", **sizes))
+    assert "layers that have no experts" in problem.text
+    assert list(checks._dense_layers(config(tmp_path, "cells.engine=sglang", mlp_only_layers=[], **sizes))) == []
+
+
 def test_a_micro_step_that_the_log_would_not_take_is_told_before_the_start(tmp_path: Path) -> None:
     """8 of 128 experts in 48 layers are 384 bytes a token: 256k tokens of them are 96 MiB, where a record has at most 16."""
     big = {"num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8, "mlp_only_layers": []}

@@ -1,8 +1,11 @@
 """Stands in for SGLang's compiled kernels, which exist for GPUs and for CPUs with AMX only.
 
 On any other CPU, SGLang binds names of this package while it is imported and then computes with plain torch. So a name may be had
-here, and calling it says which kernel a configuration asked for.
+here, and calling it says which kernel a configuration asked for. Nor is there a driver that locks pages of memory, for which SGLang asks
+when it is to record routed experts.
 """
+
+import torch
 
 
 class _Kernel:
@@ -15,6 +18,20 @@ class _Kernel:
         raise RuntimeError(
             f"SGLang called its compiled kernel {self.__name__}: this path needs a GPU, or other flags (see launch.py)"
         )
+
+
+class _NoDriver:
+    """Memory of the host is reached as it is."""
+
+    def cudaHostRegister(self, *place):
+        return 0
+
+    def cudaHostUnregister(self, *place):
+        return 0
+
+
+if not torch.cuda.is_available():
+    torch.cuda.cudart = _NoDriver
 
 
 def __getattr__(name):
