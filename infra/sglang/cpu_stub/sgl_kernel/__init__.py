@@ -1,8 +1,8 @@
 """Stands in for SGLang's compiled kernels, which exist for GPUs and for CPUs with AMX only.
 
 On any other CPU, SGLang binds names of this package while it is imported and then computes with plain torch. So a name may be had
-here, and calling it says which kernel a configuration asked for. Nor is there a driver that locks pages of memory, for which SGLang asks
-when it is to record routed experts.
+here, and calling it says which kernel a configuration asked for. Nor is there a driver that locks pages of memory, which SGLang asks
+for where it is to record routed experts.
 """
 
 import torch
