@@ -36,7 +36,7 @@ def test_ids_are_hashed_with_the_config_as_it_was_pinned_whatever_keys_came_sinc
     made = replace(launch(Config()), config=pinned)
     made.save(StackFolder(tmp_path))
     assert to_json(Launch.load(StackFolder(tmp_path)).settings) != pinned
-    told = trainer(Launch.load(StackFolder(tmp_path)), StackFolder(tmp_path), "cell-0", "me").config_hash
+    told = trainer(Launch.load(StackFolder(tmp_path)), StackFolder(tmp_path), "cell-0", "me").packing.config_hash
     assert told == hashlib.blake2b(pinned.encode(), digest_size=16).hexdigest()
 
 
