@@ -12,12 +12,14 @@ import pytest
 from consumers.replay import process
 from consumers.replay.micro_steps import LoggedMicroSteps
 from consumers.replay.process import ReplaySettings, StepVerdict, replay
+from consumers.trainer.board import CORE_TOPICS
 from gyre_engine.admission import AdmissionSettings
 from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.assemble import AssemblyError
 from gyre_engine.batching.microstep import InvalidMicroStep
 from gyre_engine.batching.step_inputs import Packing
 from gyre_engine.batching.work import InvalidWork
+from gyre_engine.events.cells import SchedulerElected
 from gyre_engine.events.training import StepOpened
 from gyre_engine.experts import BadRouting
 from gyre_engine.log.memory import MemoryLog
@@ -25,8 +27,10 @@ from gyre_engine.losses.config import LossConfig
 from gyre_engine.losses.names import LossError
 from gyre_engine.training.history import history_of
 from gyre_engine.training.replica import StepMetrics, TrainingError
+from tests.unit.replay.test_derived_again import logged
 from tests.unit.training.test_faults_of_trainers import Cast
 from tests.unit.training.test_same_bits import HYPER, Staged, WavyReplica, clock, hashes, run, staged  # noqa: F401
+from tests.unit.training.test_trainers_protocol import begin
 
 SETTINGS = ReplaySettings(
     model_path="", packing=Packing(100, 100), threads=1, admission=AdmissionSettings("verifier", "1"),
@@ -133,3 +137,27 @@ def test_a_step_s_micro_steps_are_read_when_it_is_made(staged: Staged) -> None: 
         assert tuple(found) == step.opened.micro_steps
         assert {e.step for e in found.values()} == {step.committed.step}
     assert LoggedMicroSteps(log, set()).of(steps[0]) == {}
+
+
+def whole(cast: Cast) -> MemoryLog:
+    """A run of one step from its dispatch on, which the core itself packed."""
+    cast.log.append_all([SchedulerElected(epoch=2, holder="s"), begin(0, epoch=2)])
+    source = logged((1.0, 0.0), (2, 1))
+    for topic in ("scores", *CORE_TOPICS):
+        for record in source.read(topic):
+            cast.log.append(record.event, id=record.id, at=record.at).result()
+    cast.until(lambda: cast.committed == 1, cast.move_core)
+    return cast.log
+
+
+def test_a_step_that_the_core_packed_is_verified_from_its_calls(staged: Staged, said: list[str]) -> None:  # noqa: F811
+    (verdict,) = verdicts(whole(staged(0)), said, replace(SETTINGS, verify=True))
+    assert (verdict.step, verdict.verified, verdict.problem) == (1, True, "")
+    assert verdict.micro_steps == 1
+
+
+def test_a_step_that_was_packed_otherwise_is_told(staged: Staged, said: list[str]) -> None:  # noqa: F811
+    other = replace(SETTINGS, verify=True, packing=replace(SETTINGS.packing, config_hash="another"))
+    (verdict,) = verdicts(whole(staged(0)), said, other)
+    assert (verdict.step, verdict.verified) == (1, False)
+    assert verdict.problem == "step 1: micro-step 0 on the log is not what its model calls give"
