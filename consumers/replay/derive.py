@@ -21,8 +21,8 @@ from gyre_engine.events.executions import Dispatched, Finished, Scored
 from gyre_engine.events.training import GroupAdmitted, MicroStep
 from gyre_engine.log import Log
 from gyre_engine.log.port import Raw
-from gyre_engine.training.history import CommittedStep
-from gyre_engine.training.merge import ReplayDiverged
+from gyre_engine.training.ledger.history import CommittedStep
+from gyre_engine.training.ledger.merge import ReplayDiverged
 from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
 from gyre_engine.trees.owned import OwnedCalls

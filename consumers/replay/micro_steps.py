@@ -9,7 +9,7 @@ from collections.abc import Set
 
 from gyre_engine.events.training import MicroStep
 from gyre_engine.log import Log
-from gyre_engine.training.history import CommittedStep
+from gyre_engine.training.ledger.history import CommittedStep
 
 TOPIC = "micro-steps"
 

@@ -28,17 +28,17 @@ from gyre_engine.log import Log
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.losses.names import LossError
 from gyre_engine.training.fingerprint import differences, fingerprint
-from gyre_engine.training.history import CommittedStep, History, train_again
-from gyre_engine.training.ledger import LedgerBroken
-from gyre_engine.training.merge import ReplayDiverged
-from gyre_engine.training.mesh import ONE, Mesh
+from gyre_engine.training.ledger.fold import LedgerBroken
+from gyre_engine.training.ledger.history import CommittedStep, History, train_again
+from gyre_engine.training.ledger.merge import ReplayDiverged
 from gyre_engine.training.opening import open_replica
+from gyre_engine.training.ranks.mesh import ONE, Mesh
 from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.training.replica import Hyper, ReplicaOptions, TrainingError
 
 if TYPE_CHECKING:
-    from gyre_engine.training.megatron import MegatronReplica
-    from gyre_engine.training.spread import SpreadReplica
+    from gyre_engine.training.model.megatron import MegatronReplica
+    from gyre_engine.training.ranks.spread import SpreadReplica
 
 FAULTS = (ReplayDiverged, AssemblyError, InvalidWork, InvalidMicroStep, BadRouting, LossError, TrainingError)
 """What a step of the log itself can be wrong in: a verdict, not the end of the program."""
@@ -116,7 +116,7 @@ class _Trainer:
     def __init__(
         self, log: Log, settings: ReplaySettings, replica: MegatronReplica | SpreadReplica, steps: Sequence[CommittedStep]
     ) -> None:
-        from gyre_engine.training.optimizer import AdamW
+        from gyre_engine.training.optimizer.adamw import AdamW
 
         self._settings, self._replica = settings, replica
         replica.load(Path(settings.model_path), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import Packing
 from gyre_engine.events.training import StepOpened
-from gyre_engine.training.ledger import Ledger
+from gyre_engine.training.ledger.fold import Ledger
 from gyre_engine.training.replica import TrainingError
 
 

@@ -28,9 +28,9 @@ from gyre_engine.events.training import Sealed, StepCommitted, Waiting
 from gyre_engine.log import Log
 from gyre_engine.log.election import Deposed
 from gyre_engine.training.checkpoint import Origin
-from gyre_engine.training.ledger import OpenStep
+from gyre_engine.training.ledger.fold import OpenStep
+from gyre_engine.training.ledger.sums import mean_loss, step_totals
 from gyre_engine.training.replica import Optimizer, TrainingReplica, UpdateMetrics
-from gyre_engine.training.sums import mean_loss, step_totals
 from gyre_engine.transfer import Transfer
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from gyre_engine.batching.step_inputs import ReferenceScorer, StepInputs, missin
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import StepOpened
 from gyre_engine.scheduling.classes import missing_groups, next_groups
-from gyre_engine.training.ledger import Ledger
+from gyre_engine.training.ledger.fold import Ledger
 from gyre_engine.training.replica import TrainingError
 
 _NAMED = 16

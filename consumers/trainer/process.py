@@ -24,15 +24,15 @@ from gyre_engine.log import Follower, Log
 from gyre_engine.log.consumer import Consumer, Reading, Report, serve
 from gyre_engine.log.election import win
 from gyre_engine.training.checkpoint import Origin
+from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.opening import open_replica
 from gyre_engine.training.probes import fixed_probe
 from gyre_engine.training.reference import BorrowedReplica
-from gyre_engine.training.shape import ModelShape
 from gyre_engine.transfer.kinds import open_transfer
 
 if TYPE_CHECKING:
-    from gyre_engine.training.megatron import MegatronReplica
-    from gyre_engine.training.spread import SpreadReplica
+    from gyre_engine.training.model.megatron import MegatronReplica
+    from gyre_engine.training.ranks.spread import SpreadReplica
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +101,8 @@ class Trainer(Consumer):
         self._replica.close()
 
     def _take_over(self) -> Core:
-        from gyre_engine.training.flat import layout_digest
-        from gyre_engine.training.optimizer import AdamW
+        from gyre_engine.training.model.flat import layout_digest
+        from gyre_engine.training.optimizer.adamw import AdamW
 
         settings, pen, board = self._settings, self._pen, self._board
         optimizer = AdamW(self._replica.parameters, self._replica.shards())

@@ -18,8 +18,8 @@ from gyre_engine.events.training import Checkpointed, MicroStep
 from gyre_engine.log import Log
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import Checkpoint, Origin
-from gyre_engine.training.history import History, history_of, train_again
-from gyre_engine.training.merge import ReplayDiverged
+from gyre_engine.training.ledger.history import History, history_of, train_again
+from gyre_engine.training.ledger.merge import ReplayDiverged
 from gyre_engine.training.replica import Optimizer, TrainingReplica
 
 logger = logging.getLogger(__name__)

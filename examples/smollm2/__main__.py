@@ -61,7 +61,9 @@ def prepare(config: Config, console: Console) -> None:
 def tell(ran: Ran, by_version: dict[int, float], console: Console) -> None:
     """Rewards by step, gaps by version (what the run's own table does not say)."""
     for step in ran.view.committed:
-        console.print(f"step {step.step}: reward {step.reward_mean:.3f}, gradient norm {step.grad_norm or 0.0:.3f}", highlight=False)
+        console.print(
+            f"step {step.step}: reward {step.reward_mean:.3f}, gradient norm {step.grad_norm or 0.0:.3f}", highlight=False
+        )
     for version, gap in by_version.items():
         console.print(f"version {version}: engine and trainer differ by {gap:.1e} at most", highlight=False)
 

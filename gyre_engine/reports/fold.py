@@ -18,7 +18,7 @@ from gyre_engine.events.training import GroupAdmitted, MemberReleased, StepCommi
 from gyre_engine.reports.groups import Decision, GroupTokens, TreeCounts, group_tokens
 from gyre_engine.reports.steps import StepGroups, StepToReport, step_reported
 from gyre_engine.scheduling.evaluations import evaluation_of
-from gyre_engine.training.ledger import Ledger, apply, concluded
+from gyre_engine.training.ledger.fold import Ledger, apply, concluded
 
 DERIVATION, VERSION = "step-report", 1
 REREAD = ("trees", "cells")

@@ -11,7 +11,7 @@ from gyre_engine.events.cells import ProbeGap
 from gyre_engine.events.reports import DriftAt, MemberTime, StepReported
 from gyre_engine.events.training import Sealed, StepCommitted, StepOpened
 from gyre_engine.reports.groups import DISCARDED, FAILED, Decision, GroupTokens
-from gyre_engine.training.sums import TAILS, drift_by_staleness
+from gyre_engine.training.ledger.sums import TAILS, drift_by_staleness
 
 ZERO_VARIANCE = "zero-variance"
 

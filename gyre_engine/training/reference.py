@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre_engine.batching.microstep import PackedMicroStep
+from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.replica import TrainingError
-from gyre_engine.training.shape import ModelShape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gyre_engine.training.megatron import MegatronReplica
-    from gyre_engine.training.spread import SpreadReplica
+    from gyre_engine.training.model.megatron import MegatronReplica
+    from gyre_engine.training.ranks.spread import SpreadReplica
 
 _MAY_DIFFER = ("context",)
 
@@ -36,8 +36,8 @@ class BorrowedReplica:
         """Raises TrainingError where the model in `folder` is of another shape."""
         import torch
 
-        from gyre_engine.training.megatron import fill
-        from gyre_engine.training.weights import read_image, to_megatron
+        from gyre_engine.training.model.megatron import fill
+        from gyre_engine.training.model.weights import read_image, to_megatron
 
         if wrong := misfit(replica.shape, folder):
             raise TrainingError(f"loss.reference: {wrong}")

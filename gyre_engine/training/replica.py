@@ -181,7 +181,7 @@ class TrainingReplica(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """`[optimizer]` of a run. What of it changes from update to update is `gyre_engine.training.schedule`'s to say.
+    """`[optimizer]` of a run. What of it changes from update to update is `gyre_engine.training.optimizer.schedule`'s to say.
 
     lr, min_lr:    learning rate after warm-up, and the least that `schedule` comes down to
     warmup_steps:  updates over which it rises linearly from lr / warmup_steps

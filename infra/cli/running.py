@@ -20,7 +20,7 @@ from consumers.dashboard.terminal import Display, final_table, one_line
 from consumers.dashboard.view import RunView
 from gyre_engine.config import Config, config_from_json
 from gyre_engine.training.fingerprint import differences, fingerprint
-from gyre_engine.training.maskable import why_paths
+from gyre_engine.training.model.maskable import why_paths
 from infra.cli.attach import attach
 from infra.cli.errors import CommandError
 from infra.stack.layout import StackFolder

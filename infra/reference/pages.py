@@ -21,7 +21,7 @@ def config_page() -> str:
     lines = [
         "# Config reference",
         "",
-        "Generated from `gyre_engine/config/schema.py` by `python -m infra.reference`. A config is one TOML file; any value can be",
+        "Generated from `gyre_engine/config` by `python -m infra.reference`. A config is one TOML file; any value can be",
         "set on the command line with `--set section.key=value`. Relative paths are taken from the file's folder.",
     ]
     hints = typing.get_type_hints(Config)

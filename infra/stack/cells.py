@@ -31,7 +31,7 @@ ACTING = 1
 ENGINES, TRAINERS = "preloader-engines", "preloader-trainers"
 PRELOADERS = {
     ENGINES: ("gyre_engine.sampling.native", "producers.cells.engine_server"),
-    TRAINERS: ("gyre_engine.training.megatron", "gyre_engine.training.optimizer"),
+    TRAINERS: ("gyre_engine.training.model.megatron", "gyre_engine.training.optimizer.adamw"),
 }
 """Engines need torch alone and are up in half of the time that Megatron takes: agents begin while trainers still load."""
 PATIENT = RestartPolicy(limit=8, window_seconds=120.0)

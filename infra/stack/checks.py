@@ -23,10 +23,10 @@ from gyre_engine.losses.names import BUILT_IN, LossError
 from gyre_engine.sampling.script_file import ScriptUnreadable, read_script
 from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
 from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task, task_folders
-from gyre_engine.training.mesh import misfits
+from gyre_engine.training.model.shape import ModelShape
+from gyre_engine.training.ranks.mesh import misfits
 from gyre_engine.training.reference import misfit
 from gyre_engine.training.replica import TrainingError
-from gyre_engine.training.shape import ModelShape
 from gyre_engine.transfer.kinds import why_not
 from infra.sglang.launch import PYTHON as SGLANG
 from infra.sglang.launch import no_gpu, taken

@@ -15,7 +15,7 @@ from gyre_engine.log.runs import RunInfo, find_run
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.scheduling.cells import Fleet
 from gyre_engine.training.fingerprint import differences, fingerprint, same_numerics
-from gyre_engine.training.ledger import Ledger, apply
+from gyre_engine.training.ledger.fold import Ledger, apply
 from infra.stack.cells import next_place, own_cells, read_fleet
 from infra.stack.versions import versions
 

@@ -28,7 +28,7 @@ from gyre_engine.events.cells import (
 from gyre_engine.events.training import Published
 from gyre_engine.scheduling.cells import Fleet, observe
 from gyre_engine.scheduling.classes import ClassPlan
-from gyre_engine.training.ledger import Ledger, Member, apply
+from gyre_engine.training.ledger.fold import Ledger, Member, apply
 
 Command = tuple[int, int]
 """(epoch, number)"""

@@ -190,7 +190,7 @@ def say(run: str, ledger: Follower, opened: int) -> None:
 
 def main() -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gyre_engine.training.megatron", "consumers.trainer.process"])
+    context.set_forkserver_preload(["gyre_engine.training.model.megatron", "consumers.trainer.process"])
     alone, joined = [], []
     with tempfile.TemporaryDirectory(prefix="gyre-bench-") as name, Broker(BrokerSettings(Path(name, "kafka"))) as broker:
         model = str(write_fresh_model(Path(name, "model"), QUICKSTART, seed=3))

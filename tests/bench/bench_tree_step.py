@@ -77,9 +77,9 @@ class Trainer:
     def __init__(self, layers: int, dtype: str = "float32") -> None:
         import torch
 
-        from gyre_engine.training.megatron import MegatronReplica
+        from gyre_engine.training.model.megatron import MegatronReplica
+        from gyre_engine.training.model.shape import ModelShape
         from gyre_engine.training.replica import ReplicaOptions
-        from gyre_engine.training.shape import ModelShape
 
         shape = ModelShape.of_config({
             "model_type": "llama", "num_hidden_layers": layers, "hidden_size": 576, "intermediate_size": 1536,
@@ -143,8 +143,8 @@ def attend(tokens: int) -> None:
     """In a process of its own: prints its peak resident memory in bytes (getrusage would tell the parent's, where that is larger)."""
     import torch
 
-    from gyre_engine.training.chains import chain_attention
-    from gyre_engine.training.visibility import parts
+    from gyre_engine.training.model.chains import chain_attention
+    from gyre_engine.training.model.visibility import parts
 
     torch.set_num_threads(1)
     leaf = int(tokens * (1 - PREFIX_SHARE)) // LEAVES

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from gyre_engine.training.mesh import Mesh
+from gyre_engine.training.model.shape import ModelShape
+from gyre_engine.training.ranks.mesh import Mesh
 from gyre_engine.training.replica import Hyper, ReplicaOptions
-from gyre_engine.training.shape import ModelShape
 
 PATIENCE_S = 120.0
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["gyre_engine.training.spread", "gyre_engine.training.optimizer"])
+CONTEXT.set_forkserver_preload(["gyre_engine.training.ranks.spread", "gyre_engine.training.optimizer.adamw"])
 
 
 class LeaderGone(RuntimeError):
@@ -64,7 +64,7 @@ class Leader:
 
 
 def _lead(link: Connection, folder, mesh: Mesh, options: ReplicaOptions, limit_s: float) -> None:
-    from gyre_engine.training.spread import SpreadReplica
+    from gyre_engine.training.ranks.spread import SpreadReplica
 
     replica = SpreadReplica(ModelShape.of_folder(folder), mesh, options, limit_s=limit_s)
     link.send(replica.parameters.layout)
@@ -95,7 +95,7 @@ def scored(replica, folder, steps):
 
 def train(replica, steps, loss) -> str:
     """Hash of the gradients, the optimizer's state and the weights of two updates."""
-    from gyre_engine.training.optimizer import AdamW
+    from gyre_engine.training.optimizer.adamw import AdamW
 
     optimizer, digest = AdamW(replica.parameters, replica.shards()), hashlib.sha256()
     for _ in range(2):
@@ -112,7 +112,7 @@ def train(replica, steps, loss) -> str:
 
 def updates(replica, gradients, hyper: Hyper, came_from: str = "", goes_to: str = "") -> tuple[str, bytes]:
     """Hash of the optimizer's state, and the weights, after updates by these gradients; the state is read and written where said."""
-    from gyre_engine.training.optimizer import AdamW
+    from gyre_engine.training.optimizer.adamw import AdamW
 
     optimizer = AdamW(replica.parameters, replica.shards())
     if came_from:

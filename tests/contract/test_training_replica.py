@@ -11,7 +11,7 @@ import pytest
 from gyre_engine.batching import ExecutionWork, Segment, pack
 from gyre_engine.experts import Experts
 from gyre_engine.losses import LossConfig, divisor_share
-from gyre_engine.training.mesh import ONE, Mesh
+from gyre_engine.training.ranks.mesh import ONE, Mesh
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
 from tests.contract.leaders import Leader, train
 
@@ -91,8 +91,8 @@ def replica_of(request, folder):
 
 
 def one_process(path, **options):
-    from gyre_engine.training.megatron import MegatronReplica
-    from gyre_engine.training.shape import ModelShape
+    from gyre_engine.training.model.megatron import MegatronReplica
+    from gyre_engine.training.model.shape import ModelShape
 
     replica = MegatronReplica(ModelShape.of_folder(path), ReplicaOptions(**options))
     replica.load(path, version=3)
@@ -152,7 +152,7 @@ def reference_loss(model, item, temperature=1.0):
 
 def gradient_by_name(replica):
     """The flat gradient under Hugging Face's names: the maps are permutations, so they carry gradients too."""
-    from gyre_engine.training.weights import to_hf
+    from gyre_engine.training.model.weights import to_hf
 
     flat = torch.from_numpy(replica.gradient_buffer())
     layout = replica.layout if isinstance(replica, Leader) else replica.parameters.layout
@@ -436,7 +436,7 @@ def test_recomputation_changes_nothing(replica_of):
 def test_logits_in_parts_change_nothing(folder, monkeypatch):
     replica = one_process(folder("qwen3"))
     plain = gradient(replica, pack(forest(), 1000))
-    monkeypatch.setattr("gyre_engine.training.likelihood.LOGITS_AT_ONCE", 5 * VOCAB)
+    monkeypatch.setattr("gyre_engine.training.model.likelihood.LOGITS_AT_ONCE", 5 * VOCAB)
     parted = gradient(replica, pack(forest(), 1000))
     assert np.linalg.norm(parted - plain) / np.linalg.norm(plain) <= 1e-6
 

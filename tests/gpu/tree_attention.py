@@ -1,4 +1,4 @@
-"""FlexAttention of packed trees (gyre_engine.training.blocks) against the CPU's attention (chains): output and gradients, in fp32.
+"""FlexAttention of packed trees (gyre_engine.training.model.blocks) against the CPU's (chains): output and gradients, in fp32.
 
 Trees of several shapes and lengths, grouped queries too, so that one compiled kernel meets packs of any length; then a tree of 65,536
 tokens twice: the same bytes, and memory that grows with its tokens. The last line is one JSON object.
@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gyre_engine.training.blocks import block_attention
-from gyre_engine.training.chains import chain_attention
-from gyre_engine.training.visibility import parts
+from gyre_engine.training.model.blocks import block_attention
+from gyre_engine.training.model.chains import chain_attention
+from gyre_engine.training.model.visibility import parts
 
 SCALE, WIDTH = 0.125, 64
 BOUND = 1e-5

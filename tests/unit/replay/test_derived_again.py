@@ -26,7 +26,7 @@ from gyre_engine.events.calls import (
 from gyre_engine.events.executions import Dispatched, Ending, Finished, Scored
 from gyre_engine.events.training import GroupAdmitted
 from gyre_engine.log.memory import MemoryLog
-from gyre_engine.training.merge import ReplayDiverged
+from gyre_engine.training.ledger.merge import ReplayDiverged
 from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
 

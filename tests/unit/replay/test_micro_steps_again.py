@@ -17,8 +17,8 @@ from gyre_engine.batching.step_inputs import Packing, StepInputs, packed, step_i
 from gyre_engine.events.cells import CellRole, SchedulerElected
 from gyre_engine.events.codec import from_fields, pack, to_fields, unpack
 from gyre_engine.events.training import MicroStep, StepCommitted, StepOpened
-from gyre_engine.training.history import CommittedStep
-from gyre_engine.training.merge import ReplayDiverged
+from gyre_engine.training.ledger.history import CommittedStep
+from gyre_engine.training.ledger.merge import ReplayDiverged
 from tests.unit.replay.test_derived_again import group_of, logged
 from tests.unit.training.test_trainers_protocol import Bench, begin
 

@@ -12,7 +12,7 @@ from gyre_engine.batching.step_inputs import packed
 from gyre_engine.events.codec import from_fields, pack, to_fields, unpack
 from gyre_engine.events.training import MicroStep
 from gyre_engine.experts import recorded_tokens
-from gyre_engine.training.merge import ReplayDiverged
+from gyre_engine.training.ledger.merge import ReplayDiverged
 from gyre_engine.trees.owned import OwnedCalls
 from tests.unit.replay.test_derived_again import logged
 from tests.unit.replay.test_micro_steps_again import check, inputs_of

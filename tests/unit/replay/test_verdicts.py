@@ -25,7 +25,7 @@ from gyre_engine.experts import BadRouting
 from gyre_engine.log.memory import MemoryLog
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.losses.names import LossError
-from gyre_engine.training.history import history_of
+from gyre_engine.training.ledger.history import history_of
 from gyre_engine.training.replica import StepMetrics, TrainingError
 from tests.unit.replay.test_derived_again import logged
 from tests.unit.training.test_faults_of_trainers import Cast

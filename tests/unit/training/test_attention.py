@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_engine.training.visibility import parts
+from gyre_engine.training.model.visibility import parts
 from tests.unit.training.test_visibility import ends, rule
 
 torch = pytest.importorskip("torch")
 
-from gyre_engine.training.blocks import block_attention, block_mask  # noqa: E402
-from gyre_engine.training.chains import chain_attention  # noqa: E402
+from gyre_engine.training.model.blocks import block_attention, block_mask  # noqa: E402
+from gyre_engine.training.model.chains import chain_attention  # noqa: E402
 
 SCALE = 0.3
 

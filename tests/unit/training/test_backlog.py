@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from gyre_engine.training.backlog import Backlog
+from gyre_engine.training.ledger.backlog import Backlog
 from tests.unit.replay.test_derived_again import group_of, logged
 
 TOPICS = ("executions", "model-calls", "trajectories")

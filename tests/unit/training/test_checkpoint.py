@@ -12,8 +12,8 @@ import torch
 
 from gyre_engine.training import checkpoint as checkpoints
 from gyre_engine.training.checkpoint import Checkpoint, CheckpointError, Origin
-from gyre_engine.training.flat import flatten
-from gyre_engine.training.optimizer import AdamW
+from gyre_engine.training.model.flat import flatten
+from gyre_engine.training.optimizer.adamw import AdamW
 from gyre_engine.training.replica import Hyper
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gyre_engine.training.crew import Crew, RankLost
+from gyre_engine.training.ranks.crew import Crew, RankLost
 
 
 def test_a_process_with_threads_forks_no_ranks() -> None:

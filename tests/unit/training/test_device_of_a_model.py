@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.replica import ReplicaOptions
-from gyre_engine.training.shape import ModelShape
 from tests.unit.training.test_model_shape import CONFIG
 
 torch = pytest.importorskip("torch")
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWa
 
 
 def test_angles_of_positions_lie_where_the_weights_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gyre_engine.training.megatron import MegatronReplica
-    from gyre_engine.training.tree_model import TreeModel, build_model
+    from gyre_engine.training.model.megatron import MegatronReplica
+    from gyre_engine.training.model.tree_model import TreeModel, build_model
 
     shape = ModelShape.of_config(CONFIG)
     MegatronReplica(shape)  # joins the world that Megatron asks for

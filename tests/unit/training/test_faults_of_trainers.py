@@ -31,7 +31,7 @@ from gyre_engine.events.training import (
     StepOpened,
 )
 from gyre_engine.log.election import Deposed
-from gyre_engine.training.history import history_of
+from gyre_engine.training.ledger.history import history_of
 from gyre_engine.transfer import PeerLost
 from tests.unit.training.test_trainers_protocol import ALL, MICRO_STEPS, Bench, micro_step
 

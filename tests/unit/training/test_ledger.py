@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gyre_engine.events import Event
 from gyre_engine.events.training import Claimed, CoreElected, MemberJoined, MemberReleased, Sealed, StepCommitted, StepOpened
-from gyre_engine.training.ledger import Ledger, LedgerBroken, apply, fold
+from gyre_engine.training.ledger.fold import Ledger, LedgerBroken, apply, fold
 
 
 def opened(step: int = 1, attempt: int = 1, micro_steps: tuple[str, ...] = ("a", "b", "c"), epoch: int = 1) -> StepOpened:

@@ -8,7 +8,7 @@ LIGHT = (
     "gyre_engine.losses",
     "gyre_engine.training",
     "gyre_engine.training.replica",
-    "gyre_engine.training.shape",
+    "gyre_engine.training.model.shape",
     "gyre_engine.training.checkpoint",
     "gyre_engine.transfer",
     "gyre_engine.transfer.tcp",

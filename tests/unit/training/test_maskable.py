@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gyre_engine.training.maskable import unmaskable, why_paths
+from gyre_engine.training.model.maskable import unmaskable, why_paths
 
 
 @pytest.mark.parametrize(

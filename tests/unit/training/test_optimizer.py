@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from gyre_engine.training import flat as flat_module
-from gyre_engine.training.flat import Unit, flatten, shares, units_of
-from gyre_engine.training.optimizer import AdamW
+from gyre_engine.training.model import flat as flat_module
+from gyre_engine.training.model.flat import Unit, flatten, shares, units_of
+from gyre_engine.training.optimizer.adamw import AdamW
+from gyre_engine.training.optimizer.schedule import rates
 from gyre_engine.training.replica import Hyper, NonFiniteGradient, TrainingError
-from gyre_engine.training.schedule import rates
 
 HYPER = Hyper(lr=0.01, warmup_steps=4, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, clip=0.5)
 

@@ -10,10 +10,10 @@ import pytest
 
 from gyre_engine.batching import ExecutionWork, Segment, pack
 from gyre_engine.losses import LossConfig
-from gyre_engine.training.flat import Slot, Unit
-from gyre_engine.training.orders import BadOrder, decode, encode
+from gyre_engine.training.model.flat import Slot, Unit
+from gyre_engine.training.optimizer.shard import Update
+from gyre_engine.training.ranks.orders import BadOrder, decode, encode
 from gyre_engine.training.replica import Drift, StepMetrics
-from gyre_engine.training.shard import Update
 
 
 def same(one, two):
@@ -64,7 +64,7 @@ def test_other_kinds_do_not_cross(value):
 
 
 @pytest.mark.parametrize(
-    "name", ["os:system", "gyre_engine.training.orders:encode", "gyre_engine.training.replica:nothing", "subprocess:Popen"]
+    "name", ["os:system", "gyre_engine.training.ranks.orders:encode", "gyre_engine.training.replica:nothing", "subprocess:Popen"]
 )
 def test_only_records_of_this_package_are_made(name):
     with pytest.raises(BadOrder, match="is no record"):

@@ -123,7 +123,7 @@ def test_entropies_in_parts_have_the_same_gradient(folder, monkeypatch):  # noqa
         return replica.gradient_buffer().copy(), metrics[0].entropy_sum
 
     plain, entropy = gradient()
-    monkeypatch.setattr("gyre_engine.training.likelihood.LOGITS_AT_ONCE", 5 * 62)
+    monkeypatch.setattr("gyre_engine.training.model.likelihood.LOGITS_AT_ONCE", 5 * 62)
     parted, same = gradient()
     assert np.linalg.norm(parted - plain) / np.linalg.norm(plain) <= 1e-12
     assert same == pytest.approx(entropy, rel=1e-12)

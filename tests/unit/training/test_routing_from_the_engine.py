@@ -21,8 +21,8 @@ from gyre_engine.sampling.native.sampler import request_key
 from gyre_engine.sampling.native.sequence import Sequence
 from gyre_engine.sampling.native.weights import read_weights
 from gyre_engine.sampling.port import Chunk, SamplingParams
-from gyre_engine.training.megatron import MegatronReplica
-from gyre_engine.training.shape import ModelShape
+from gyre_engine.training.model.megatron import MegatronReplica
+from gyre_engine.training.model.shape import ModelShape
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
 

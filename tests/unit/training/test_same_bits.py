@@ -23,9 +23,9 @@ from gyre_engine.events.training import MicroStep, Sealed, StepCommitted, StepOp
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import CheckpointError, Origin
-from gyre_engine.training.flat import flatten
-from gyre_engine.training.history import history_of, train_again
-from gyre_engine.training.optimizer import AdamW
+from gyre_engine.training.ledger.history import history_of, train_again
+from gyre_engine.training.model.flat import flatten
+from gyre_engine.training.optimizer.adamw import AdamW
 from gyre_engine.training.replica import Hyper, StepMetrics, TrainingError
 from tests.unit.training.test_faults_of_trainers import POINTS, Cast, Clock, die_at
 from tests.unit.training.test_trainers_protocol import micro_step

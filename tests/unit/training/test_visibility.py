@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_engine.training.visibility import Part, parts, visible_blocks
+from gyre_engine.training.model.visibility import Part, parts, visible_blocks
 
 
 @st.composite

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gyre_engine.experts import Experts
+from gyre_engine.training.model.shape import ModelShape
+from gyre_engine.training.model.weights import hf_names, megatron_shapes, to_hf, to_megatron
 from gyre_engine.training.replica import TrainingError
-from gyre_engine.training.shape import ModelShape
-from gyre_engine.training.weights import hf_names, megatron_shapes, to_hf, to_megatron
 
 SHAPE = ModelShape("qwen3", 2, 12, 10, 4, 2, 3, 7, 64, 1e4, 1e-6, True)
 EXPERTS = Experts(count=3, chosen=2, ffn=5, normed=True, layers=(1,))

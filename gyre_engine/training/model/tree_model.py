@@ -20,12 +20,12 @@ from gyre_engine.experts import NO_ROWS, Rows
 from gyre_engine.losses.config import Entropy, LossConfig
 from gyre_engine.losses.policy import policy_loss
 from gyre_engine.losses.targets import Targets
-from gyre_engine.training.attention import AncestorAttention
-from gyre_engine.training.flat import sum_type
-from gyre_engine.training.heap import keep_freed_memory
-from gyre_engine.training.likelihood import likelihoods
 from gyre_engine.training.measures import step_metrics
-from gyre_engine.training.megatron_core import (
+from gyre_engine.training.model.attention import AncestorAttention
+from gyre_engine.training.model.flat import sum_type
+from gyre_engine.training.model.heap import keep_freed_memory
+from gyre_engine.training.model.likelihood import likelihoods
+from gyre_engine.training.model.megatron_core import (
     GPTModel,
     ProcessGroupCollection,
     TransformerBlockSubmodules,
@@ -33,11 +33,11 @@ from gyre_engine.training.megatron_core import (
     get_gpt_layer_local_spec,
     quiet,
 )
-from gyre_engine.training.mesh import ONE, Mesh, Place
+from gyre_engine.training.model.routing import Router, Routing, mixture_config
+from gyre_engine.training.model.shape import ModelShape
+from gyre_engine.training.model.vocabulary import VocabularyPart
+from gyre_engine.training.ranks.mesh import ONE, Mesh, Place
 from gyre_engine.training.replica import ReplicaOptions, StepMetrics, TrainingError
-from gyre_engine.training.routing import Router, Routing, mixture_config
-from gyre_engine.training.shape import ModelShape
-from gyre_engine.training.vocabulary import VocabularyPart
 
 
 class TreeModel(GPTModel):  # type: ignore[misc]

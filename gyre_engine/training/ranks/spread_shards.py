@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch import Tensor
 
-from gyre_engine.training import shard_store
-from gyre_engine.training.crew import Crew
-from gyre_engine.training.flat import FlatParameters, Unit, shares, span, units_of
-from gyre_engine.training.rank import LEADER
-from gyre_engine.training.shard import Shard, Update
+from gyre_engine.training.model.flat import FlatParameters, Unit, shares, span, units_of
+from gyre_engine.training.optimizer import shard_store
+from gyre_engine.training.optimizer.shard import Shard, Update
+from gyre_engine.training.ranks.crew import Crew
+from gyre_engine.training.ranks.rank import LEADER
 
 
 class SpreadShards:

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from gyre_engine.training.blocks import block_attention
-from gyre_engine.training.chains import chain_attention
-from gyre_engine.training.megatron_core import MegatronModule
-from gyre_engine.training.visibility import parts_of_bytes
+from gyre_engine.training.model.blocks import block_attention
+from gyre_engine.training.model.chains import chain_attention
+from gyre_engine.training.model.megatron_core import MegatronModule
+from gyre_engine.training.model.visibility import parts_of_bytes
 
 
 class AncestorAttention(MegatronModule):  # type: ignore[misc]

@@ -9,8 +9,8 @@ from gyre_engine.batching import PackedMicroStep
 from gyre_engine.events import Event
 from gyre_engine.events.training import Checkpointed, StepCommitted, StepOpened
 from gyre_engine.losses.config import LossConfig
-from gyre_engine.training.ledger import Ledger, apply, concluded
-from gyre_engine.training.merge import ReplayDiverged, SealedWork, recompute, update
+from gyre_engine.training.ledger.fold import Ledger, apply, concluded
+from gyre_engine.training.ledger.merge import ReplayDiverged, SealedWork, recompute, update
 from gyre_engine.training.replica import Hyper, Optimizer, TrainingReplica
 
 

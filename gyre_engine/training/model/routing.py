@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gyre_engine.experts import FREE, BadRouting, Experts, Rows
-from gyre_engine.training.megatron_core import TopKRouter
+from gyre_engine.training.model.megatron_core import TopKRouter
 from gyre_engine.training.replica import TrainingError
 
 

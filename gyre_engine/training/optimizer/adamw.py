@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gyre_engine.training import shard_store
-from gyre_engine.training.flat import FlatParameters, span, units_of
+from gyre_engine.training.model.flat import FlatParameters, span, units_of
+from gyre_engine.training.optimizer import shard_store
+from gyre_engine.training.optimizer.schedule import rates
+from gyre_engine.training.optimizer.shard import Shard, Update
 from gyre_engine.training.replica import Hyper, NonFiniteGradient, TrainingError, UpdateMetrics
-from gyre_engine.training.schedule import rates
-from gyre_engine.training.shard import Shard, Update
 
 
 class Shards(Protocol):

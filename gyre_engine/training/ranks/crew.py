@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from gyre_engine.lifeline import die_with_parent
-from gyre_engine.training.megatron_core import parallel_state
-from gyre_engine.training.orders import decode, encode
+from gyre_engine.training.model.megatron_core import parallel_state
+from gyre_engine.training.ranks.orders import decode, encode
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gyre_engine.losses.config import Entropy
-from gyre_engine.training.vocabulary import VocabularyPart, chosen_of_parts, entropies_of_parts
+from gyre_engine.training.model.vocabulary import VocabularyPart, chosen_of_parts, entropies_of_parts
 
 LOGITS_AT_ONCE = 1 << 24  # 64 MiB of fp32; more are computed in parts, and again in the backward pass
 

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.splitting import joined, split
 from gyre_engine.losses.config import LossConfig
-from gyre_engine.training.crew import LIMIT_S, Crew
-from gyre_engine.training.flat import FlatParameters, Slot, allocate
-from gyre_engine.training.megatron import fill, image_of
-from gyre_engine.training.mesh import Mesh, require_fit
-from gyre_engine.training.rank import LEADER, Rank
+from gyre_engine.training.model.flat import FlatParameters, Slot, allocate
+from gyre_engine.training.model.megatron import fill, image_of
+from gyre_engine.training.model.shape import ModelShape
+from gyre_engine.training.model.weights import megatron_shapes, read_image, to_megatron
+from gyre_engine.training.ranks.crew import LIMIT_S, Crew
+from gyre_engine.training.ranks.mesh import Mesh, require_fit
+from gyre_engine.training.ranks.rank import LEADER, Rank
+from gyre_engine.training.ranks.sharding import Sharding
+from gyre_engine.training.ranks.spread_shards import SpreadShards
 from gyre_engine.training.replica import ReplicaOptions, StepMetrics, TrainingError, require_trainable
-from gyre_engine.training.shape import ModelShape
-from gyre_engine.training.sharding import Sharding
-from gyre_engine.training.spread_shards import SpreadShards
-from gyre_engine.training.weights import megatron_shapes, read_image, to_megatron
 
 
 class SpreadReplica:

@@ -18,13 +18,13 @@ from torch._C._distributed_c10d import HashStore
 
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.losses.config import LossConfig
-from gyre_engine.training.flat import FlatParameters, flatten
-from gyre_engine.training.megatron_core import parallel_state
-from gyre_engine.training.optimizer import OneShard
+from gyre_engine.training.model.flat import FlatParameters, flatten
+from gyre_engine.training.model.megatron_core import parallel_state
+from gyre_engine.training.model.shape import ModelShape
+from gyre_engine.training.model.tree_model import build_model, prepare_process
+from gyre_engine.training.model.weights import read_image, to_hf, to_megatron
+from gyre_engine.training.optimizer.adamw import OneShard
 from gyre_engine.training.replica import ReplicaOptions, StepMetrics, TrainingError, require_trainable
-from gyre_engine.training.shape import ModelShape
-from gyre_engine.training.tree_model import build_model, prepare_process
-from gyre_engine.training.weights import read_image, to_hf, to_megatron
 
 
 class MegatronReplica:

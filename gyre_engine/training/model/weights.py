@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load, load_file
 from torch import Tensor
 
+from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.replica import TrainingError
-from gyre_engine.training.shape import ModelShape
 
 _LAYER = {
     "self_attn.o_proj.weight": "self_attention.linear_proj.weight",

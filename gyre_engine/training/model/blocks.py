@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from gyre_engine.training.visibility import visible_blocks
+from gyre_engine.training.model.visibility import visible_blocks
 
 BLOCK = 128
 

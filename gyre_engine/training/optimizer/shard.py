@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gyre_engine.training.flat import Unit, span, sum_type
-from gyre_engine.training.megatron_core import USING_PYTORCH_OPTIMIZER, Adam
+from gyre_engine.training.model.flat import Unit, span, sum_type
+from gyre_engine.training.model.megatron_core import USING_PYTORCH_OPTIMIZER, Adam
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

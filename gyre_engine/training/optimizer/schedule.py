@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gyre_engine.training.replica import Hyper
 
 if TYPE_CHECKING:
-    from gyre_engine.training.megatron_core import OptimizerParamScheduler
+    from gyre_engine.training.model.megatron_core import OptimizerParamScheduler
 
 STYLES = {
     "constant": "constant", "linear": "linear", "cosine": "cosine", "wsd": "WSD", "inverse-square-root": "inverse-square-root",
@@ -40,7 +40,7 @@ class _NoGroups:
 
 @lru_cache(maxsize=4)
 def _scheduler(hyper: Hyper) -> OptimizerParamScheduler:
-    from gyre_engine.training.megatron_core import OptimizerParamScheduler
+    from gyre_engine.training.model.megatron_core import OptimizerParamScheduler
 
     rises = hyper.weight_decay_schedule != "constant"
     return OptimizerParamScheduler(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.replica import TrainingError
-from gyre_engine.training.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from gyre_engine.training.flat import Unit
+from gyre_engine.training.model.flat import Unit
 from gyre_engine.training.replica import TrainingError
 
 _NUMBER = "step"
