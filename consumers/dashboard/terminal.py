@@ -102,7 +102,16 @@ def one_line(view: RunView) -> str:
     reward = f"{view.committed[-1].reward_mean:.3f}" if view.committed else "-"
     level = view.water.level if view.water else 0
     skipped = f"  skipped steps {view.skipped}" if view.skipped else ""
+    skipped += f"  steps with nothing to train on {view.empty}" if view.empty else ""
     return f"step {view.step}/{view.steps}  reward {reward}  water level {level}  {roles}  switches {view.switches}{skipped}"
+
+
+def _steps(view: RunView) -> str:
+    """Those without an update are told."""
+    told = [str(view.step)]
+    told += [f"{view.skipped} of them skipped (no finite gradient)"] if view.skipped else []
+    told += [f"{view.empty} with nothing to train on"] if view.empty else []
+    return ", ".join(told)
 
 
 def final_table(view: RunView, console: Console, seconds: float) -> None:
@@ -111,14 +120,13 @@ def final_table(view: RunView, console: Console, seconds: float) -> None:
     for report in view.evaluations:
         interval = f"{report.mean:.3f}  [{report.low:.3f}, {report.high:.3f}]  ({report.episodes} episodes)"
         table.add_row(f"reward on {report.split}, version {report.version}", interval)
-    table.add_row(
-        "steps", f"{view.step}, {view.skipped} of them skipped (no finite gradient)" if view.skipped else str(view.step)
-    )
+    table.add_row("steps", _steps(view))
     table.add_row("executions", f"{view.dispatched} dispatched, {view.finished} finished, {view.discarded} discarded")
     table.add_row("tokens", f"{view.sampled.tokens:,} sampled, {view.trained_tokens:,} trained")
     table.add_row("role switches", str(view.switches))
     table.add_row("errors seen by agents", str(view.agent_errors))
-    table.add_row("largest gap engine/trainer", f"{view.gap_max:.2e}")
+    gap = "not measured" if view.gap_version is None else f"{view.gap_max:.2e}  (versions up to {view.gap_version})"
+    table.add_row("largest gap engine/trainer", gap)
     if view.kept_gap_max:
         table.add_row("largest gap on KV of older weights", f"{view.kept_gap_max:.2e}")
     table.add_row("seconds", f"{seconds:.0f}")

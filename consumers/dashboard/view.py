@@ -33,6 +33,8 @@ class RunView:
     switches: int = 0
     agent_errors: int = 0
     gap_max: float = 0.0
+    gap_version: int | None = None
+    """The newest version whose gap was measured."""
     kept_gap_max: float = 0.0
     waiting: Waiting | None = None
 
@@ -76,6 +78,7 @@ class RunView:
             self.kept_gap_max = max(self.kept_gap_max, event.gap_max)
         else:
             self.gap_max = max(self.gap_max, event.gap_max)
+            self.gap_version = max(self.gap_version or 0, event.version)
 
     @property
     def step(self) -> int:
@@ -85,6 +88,11 @@ class RunView:
     def skipped(self) -> int:
         """Steps that were committed with unchanged weights, because their gradient was not finite."""
         return sum("skipped" in c.metrics for c in self.committed)
+
+    @property
+    def empty(self) -> int:
+        """Steps in which no execution had anything to train on: they made no update."""
+        return sum(c.executions == 0 for c in self.committed)
 
     @property
     def over(self) -> bool:

@@ -15,7 +15,11 @@ def in_words(refused: StepRefused) -> str:
     """What was refused, whose gradients they were, and what follows."""
     whose = ", ".join(refused.cells) or "no single member, only the sum"
     since = f" (since micro-step {', '.join(refused.micro_steps)})" if refused.micro_steps else ""
-    after = "the step is skipped" if refused.outcome == "skip" else 'the run stops (optimizer.nonfinite = "skip" would go on)'
+    after = (
+        "the step is skipped"
+        if refused.outcome == "skip"
+        else 'the run stops (in a new run, optimizer.nonfinite = "skip" goes on)'
+    )
     return f"step {refused.step}: the gradients of {whose}{since} are not finite; the weights stay as they were, {after}"
 
 
@@ -24,6 +28,6 @@ def require_not_refused(refused: Sequence[StepRefused]) -> None:
     stops = [event for event in refused if event.outcome == "stop"]
     if len(stops) >= ATTEMPTS:
         raise TrainingError(
-            f"{in_words(stops[-1])}. It was refused {len(stops)} times and is not tried again: begin a new run, with model.path "
-            "at the newest checkpoint, and other settings"
+            f"{in_words(stops[-1])}. It was refused {len(stops)} times and is not tried again: begin a new run with other settings, "
+            "and with model.path at the newest checkpoint where there is one"
         )

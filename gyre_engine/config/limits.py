@@ -141,7 +141,10 @@ def _listed(allowed: tuple[str, ...]) -> str:
 
 def nearest(word: str, allowed: tuple[str, ...]) -> str:
     """`. Did you mean "..."?`, or nothing."""
-    near = difflib.get_close_matches(word, [name for name in allowed if name], n=1, cutoff=0.5)
+    if word in allowed:
+        return ""
+    known = {name.lower(): name for name in allowed if name}
+    near = [known[name] for name in difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)]
     return f'. Did you mean "{near[0]}"?' if near else ""
 
 

@@ -81,8 +81,14 @@ def _try(name: str, function: LossFunction) -> None:
     if not isinstance(found, Surrogate):
         raise LossError(f'loss "{name}" must return a gyre_engine.losses.targets.Surrogate, got {type(found).__name__}')
     shapes = (found.loss.shape, found.clipped.shape, found.ratio.shape)
-    if shapes != ((), (2,), (2,)) or not found.loss.requires_grad or found.ratio.requires_grad:
+    if shapes != ((), (2,), (2,)):
         raise LossError(
-            f'loss "{name}" must give a scalar loss with gradient, and clipped and ratio of each target without: '
+            f'loss "{name}" must give a scalar loss, and clipped and ratio of each target: '
             f"of two targets it gave the shapes {', '.join(str(tuple(shape)) for shape in shapes)}"
         )
+    if not found.loss.requires_grad:
+        raise LossError(
+            f'loss "{name}": its loss has no gradient with respect to `current`: compute it without detach or no_grad'
+        )
+    if found.ratio.requires_grad:
+        raise LossError(f'loss "{name}": its ratio is told, not trained: detach it')

@@ -26,10 +26,14 @@ def rows(*gaps: ProbeGap) -> list[list[str]]:
 
 def test_the_largest_of_each_kind() -> None:
     assert rows(gap(1e-6), gap(0.5, kept=9), gap(2e-6), gap(0.25, kept=9)) == [
-        ["largest gap engine/trainer", "2.00e-06"],
+        ["largest gap engine/trainer", "2.00e-06  (versions up to 1)"],
         ["largest gap on KV of older weights", "5.00e-01"],
     ]
 
 
 def test_a_run_that_keeps_nothing_says_nothing_of_it() -> None:
-    assert rows(gap(1e-6)) == [["largest gap engine/trainer", "1.00e-06"]]
+    assert rows(gap(1e-6)) == [["largest gap engine/trainer", "1.00e-06  (versions up to 1)"]]
+
+
+def test_a_gap_that_nobody_measured_is_no_small_one() -> None:
+    assert rows() == [["largest gap engine/trainer", "not measured"]]

@@ -1,6 +1,7 @@
 """A run says how many of its steps were skipped because their gradient was not finite."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -29,3 +30,12 @@ def test_skipped_steps_are_counted_where_there_are_any() -> None:
     view.see(committed(2, skipped=1.0))
     assert one_line(view).endswith("skipped steps 1")
     assert "2, 1 of them skipped (no finite gradient)" in shown(view)
+
+
+def test_steps_with_nothing_to_train_on_are_counted() -> None:
+    view = RunView(3)
+    view.see(committed(1, lr=0.1))
+    assert "nothing to train on" not in one_line(view) + shown(view)
+    view.see(replace(committed(2), executions=0))
+    assert one_line(view).endswith("steps with nothing to train on 1")
+    assert "2, 1 with nothing to train on" in shown(view)

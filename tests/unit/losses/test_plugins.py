@@ -116,7 +116,8 @@ def test_two_packages_with_one_name_are_told(install, tmp_path):
         ("def other(): ...", "cannot be loaded: AttributeError"),
         ("def squared(current, targets, config): return 1", "must return a .*Surrogate, got int"),
         ("def squared(current, targets, config): return current[7]", "fails on two targets: IndexError"),
-        (SQUARED.replace(".detach()", ""), "without: of two targets it gave the shapes"),
+        ("import torch\n" + SQUARED.replace("return ", "current = current.detach()\n    return "), "its loss has no gradient"),
+        (SQUARED.replace(".detach()", ""), "its ratio is told, not trained"),
         (SQUARED.replace(").sum()", ")"), r"of two targets it gave the shapes \(2,\), \(2,\), \(2,\)"),
     ],
 )
