@@ -28,7 +28,7 @@ from gyre_engine.losses.names import LossError
 from gyre_engine.training.ledger.history import history_of
 from gyre_engine.training.replica import StepMetrics, TrainingError
 from tests.unit.replay.test_derived_again import logged
-from tests.unit.training.test_faults_of_trainers import Cast
+from tests.unit.training.cast import Cast
 from tests.unit.training.test_same_bits import HYPER, Staged, WavyReplica, clock, hashes, run, staged  # noqa: F401
 from tests.unit.training.test_trainers_protocol import begin
 

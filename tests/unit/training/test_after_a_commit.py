@@ -23,7 +23,7 @@ from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import Checkpoint
 from gyre_engine.training.probes import LENGTH, fixed_probe
-from tests.unit.training.test_faults_of_trainers import Cast, Clock
+from tests.unit.training.cast import Cast, Clock
 from tests.unit.training.test_trainers_protocol import ALL, CountingReplica
 
 
@@ -71,18 +71,8 @@ def run(cast: Cast, until: int) -> None:
 
 def deposed_at_its_commit(cast: Cast) -> tuple[Any, int]:
     """A core that commits behind its successor's election; the old core, and the offset of the commit that counts for nothing."""
-    cast.open_step()
-    old, board, follower = cast.core, cast.core_board, cast._core_follower
-    export = old._publisher.export
-
-    def paused() -> str:
-        cast.next_core()
-        return export()
-
-    old._publisher.export = paused  # type: ignore[method-assign]
-    cast.until(lambda: cast.core is not old, *cast.satellites.values(), cast.move_core)
-    for record in follower.poll(0.0):
-        board.see(record)
+    old, wake = cast.commits_behind_a_successor()
+    wake()
     (place,) = [r.offset for r in cast.log.read("training") if isinstance(r.event, StepCommitted)]
     return old, place
 
