@@ -27,7 +27,8 @@ from gyre_engine.training.ledger.history import history_of, train_again
 from gyre_engine.training.model.flat import flatten
 from gyre_engine.training.optimizer.adamw import AdamW
 from gyre_engine.training.replica import Hyper, StepMetrics, TrainingError
-from tests.unit.training.cast import POINTS, Cast, Clock, die_at
+from tests.unit.training.cast import Cast, Clock
+from tests.unit.training.test_faults_of_trainers import POINTS, die_at
 from tests.unit.training.test_trainers_protocol import micro_step
 
 STEPS = 4
