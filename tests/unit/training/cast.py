@@ -12,6 +12,7 @@ from consumers.trainer.publisher import Publisher
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import (
     CoreElected,
+    MicroStep,
     StepOpened,
 )
 from gyre_engine.training.ledger.history import history_of
@@ -37,7 +38,9 @@ class Clock:
 
 
 class Cast(Bench):
-    """The bench whose core may have successors."""
+    """The bench whose core may have successors; what a step holds may be another's."""
+
+    executions = 1
 
     def __init__(self, folder: object, clock: Clock, checkpoint_every: int = 0) -> None:
         super().__init__(folder, checkpoint_every)
@@ -68,13 +71,16 @@ class Cast(Bench):
         self.read_on()
         ledger = self.core_board.ledger
         step, attempt = ledger.step + 1, ledger.attempts + 1
-        micro_steps = [micro_step(step, k) for k in range(MICRO_STEPS)]
+        micro_steps = self.work(step)
         opened = StepOpened(
             core_epoch=self.epoch, step=step, attempt=attempt, weights_hash=self.core._publisher.weights_hash, groups=(f"g{step}",),
-            scores=(), micro_steps=tuple(e.micro_step for e in micro_steps), executions=1, divisor=1, staleness_max=0,
-            staleness_mean=0.0,
+            scores=(), micro_steps=tuple(e.micro_step for e in micro_steps), executions=self.executions, divisor=self.executions,
+            staleness_max=0, staleness_mean=0.0,
         )  # fmt: skip
         self.log.append_all([*micro_steps, opened] if attempt == 1 else [opened])
+
+    def work(self, step: int) -> list[MicroStep]:
+        return [micro_step(step, k) for k in range(MICRO_STEPS)]
 
     def read_on(self) -> None:
         while records := self._core_follower.poll(0.0):
@@ -104,8 +110,13 @@ class Cast(Bench):
         transfer.close()
 
     def move(self, cell: str, until: type) -> None:
-        """A satellite alone, until it has said this."""
-        self.until(lambda: any(e.cell == cell for e in self.events(until)), self.satellites[cell])  # type: ignore[attr-defined]
+        """A satellite alone, until it has said this of the step that is open."""
+        self.until(lambda: self.said(until, cell), self.satellites[cell])
+
+    def said(self, kind: type, cell: str = "") -> bool:
+        """Whether this stands on the ledger about the step after the last that the core committed, of this cell or of any."""
+        step = self.core_board.ledger.step + 1
+        return any(e.step == step and cell in ("", e.cell) for e in self.events(kind))  # type: ignore[attr-defined]
 
     def check(self, steps: int) -> None:
         """Each micro-step of each committed step is in exactly one merged buffer, and the weights are the sum of all."""

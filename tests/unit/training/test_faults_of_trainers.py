@@ -164,10 +164,10 @@ def die_at(cast: Cast, point: str) -> None:
     """Move everybody until the core dies at this point of its step."""
     others = list(cast.satellites.values())
     if point == "opened":
-        cast.until(lambda: bool(cast.events(Claimed)), *others)
+        cast.until(lambda: cast.said(Claimed), *others)
         return
     if point == "sealed":
-        cast.until(lambda: bool(cast.events(Sealed)), *others)
+        cast.until(lambda: cast.said(Sealed), *others)
         return
     if point == "read":
         cast.until(lambda: bool(cast.core._merging.fetched), *others, cast.move_core)
