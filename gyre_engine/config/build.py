@@ -43,9 +43,9 @@ class Builder:
         return _BAD
 
     def _unknown(self, cls: Any, key: str, keys: Keys, fields: dict[str, Any]) -> None:
-        where = f"[{name_of(keys)}]" if keys else "the file"
         near = _nearest(key, fields)
-        self._wrong((*keys, key), f'{where} has no key "{key}"{_hint(near, fields)}')
+        lacks = f'[{name_of(keys)}] has no key "{key}"' if keys else f'there is no section "{key}"'
+        self._wrong((*keys, key), f"{lacks}{_hint(near, fields, 'It has' if keys else 'There are')}")
         if near:
             self.suspects.add((*keys, near))
 
@@ -85,8 +85,8 @@ def _nearest(key: str, fields: dict[str, Any]) -> str:
     return near[0] if near else next((f for f in fields if f.replace("_", "") == key.replace("_", "").replace("-", "")), "")
 
 
-def _hint(near: str, fields: dict[str, Any]) -> str:
+def _hint(near: str, fields: dict[str, Any], has: str) -> str:
     if not near:
-        return f". It has: {', '.join(sorted(fields))}"
+        return f". {has}: {', '.join(sorted(fields))}"
     doc = fields[near].metadata.get("doc", "")
     return f'. Did you mean "{near}"' + (f" ({doc.rstrip('.')})" if doc else "") + "?"

@@ -13,7 +13,7 @@ from typing import Any
 
 from gyre_engine.config.build import Builder
 from gyre_engine.config.limits import blames, problems
-from gyre_engine.config.problems import ConfigError, Problem, Source, keys_of
+from gyre_engine.config.problems import ConfigError, Problem, Source, is_name, keys_of
 from gyre_engine.config.schema import Config
 
 _POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
@@ -108,8 +108,8 @@ def _given(overrides: Sequence[str]) -> Iterable[str]:
 def _override(tree: dict[str, Any], override: str) -> list[Problem]:
     """Put the override into the tree; what is wrong with how it is written."""
     name, sign, value = override.partition("=")
-    keys = name.strip().split(".")
-    if not sign or len(keys) < 2 or not all(keys):
+    keys = [str(key) for key in keys_of(name)]
+    if not sign or len(keys) < 2 or not is_name(name):
         return [Problem(f"write section.key=value, e.g. batch.groups=8; got {override!r}", (keys_of(name),))]
     inner: Any = tree
     for depth, key in enumerate(keys[:-1], 1):

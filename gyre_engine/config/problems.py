@@ -15,11 +15,17 @@ Keys = tuple[str | int, ...]
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
+_NAME = re.compile(rf"\s*(?:{_PART.pattern})(?:\s*\.\s*(?:{_PART.pattern}))*\s*")
 
 
 def keys_of(name: str) -> Keys:
     """`batch.groups` as Keys; bare numbers stay words."""
     return tuple(part.strip("\"'") for part in _PART.findall(name))
+
+
+def is_name(text: str) -> bool:
+    """Whether `keys_of` finds every character of it in its place."""
+    return _NAME.fullmatch(text) is not None
 
 
 def name_of(keys: Keys) -> str:
@@ -69,14 +75,22 @@ class Source:
         return key_lines(self.text)
 
     def where(self, candidates: Sequence[Keys]) -> str:
-        """`FILE, line n` of the first candidate that is written there, else of the nearest section; `--set NAME`; or `FILE`."""
-        for keys in candidates:
-            if keys in self.given:
-                return f"--set {name_of(keys)}"
-            if keys in self.lines:
-                return self._line(keys)
+        """`--set NAME` where that gave one of the candidates or a part of one; else `FILE, line n` of the first that is written
+        there, or of the nearest section; or `FILE`."""
+        given = [name for keys in candidates for name in self._given(keys)]
+        if given:
+            return f"--set {name_of(given[0])}".rstrip()
+        written = [keys for keys in candidates if keys in self.lines]
+        if written:
+            return self._line(written[0])
         sections = (keys[:end] for keys in candidates for end in range(len(keys) - 1, 0, -1))
         return next((self._line(section) for section in sections if section in self.lines), str(self.path))
+
+    def _given(self, keys: Keys) -> list[Keys]:
+        """What `--set` gave of these keys: they themselves, or something in them that the file has not."""
+        if keys in self.given:
+            return [keys]
+        return [] if keys in self.lines else sorted(name for name in self.given if name[: len(keys)] == keys)
 
     def _line(self, keys: Keys) -> str:
         return f"{self.path}, line {self.lines[keys]}"

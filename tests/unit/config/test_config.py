@@ -25,7 +25,7 @@ def test_a_wrong_key_names_its_line_and_the_nearest_right_one(tmp_path: Path) ->
 
 
 def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'line 2: the file has no key "smapling". Did you mean "sampling"'):
+    with pytest.raises(ConfigError, match=r'line 2: there is no section "smapling". Did you mean "sampling"'):
         load_config(write(tmp_path, "\n[smapling]\ntemperature = 1\n"))
 
 
@@ -271,6 +271,39 @@ def test_a_value_in_an_inline_table_has_the_line_of_its_table() -> None:
 def test_an_override_that_names_no_key_is_refused(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(write(tmp_path, "[run]\nsteps = 3\n[[data]]\npath = 'x'\n"), [override])
+
+
+SET = "[optimizer]\nlr = 1e-3\n[batch]\ngroup_size = 8\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "name", "message"),
+    [
+        ("optimizer.lr=banana", "optimizer.lr", r"optimizer.lr must be float \(a number\), got 'banana'"),
+        ("optimizer.lrr=1", "optimizer.lrr", r'\[optimizer\] has no key "lrr". Did you mean "lr"'),
+        ("optimzer.lr=1", "optimzer.lr", 'there is no section "optimzer". Did you mean "optimizer"'),
+        ("optimizer.betas.first=1", "optimizer.betas.first", r'\[optimizer\] has no key "betas"'),
+        ("optimizer. lr=banana", "optimizer.lr", "optimizer.lr must be float"),
+        ('optimizer."lr"=true', "optimizer.lr", "optimizer.lr must be float"),
+        ("optimizer.lr!=1", "optimizer.lr", "write section.key=value"),
+        ("=1", "", "write section.key=value"),
+        ("data.path=x", "data.path", "data must be a list of tables"),
+        ("group.min=9", "group.min", r"batch.group_size \(8\) is below group.min \(9\)"),
+    ],
+)
+def test_what_is_wrong_with_an_override_is_told_of_it_and_not_of_the_file(
+    tmp_path: Path, override: str, name: str, message: str
+) -> None:
+    """The file alone is right, also where a line of it does not fit what was given."""
+    path = write(tmp_path, SET)
+    load_config(path)
+    with pytest.raises(ConfigError, match=f"^config error in --set ?{name}: {message}"):
+        load_config(path, [override])
+
+
+def test_a_key_with_dots_can_be_given_in_quotes(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, SET), ['kafka.librdkafka."security.protocol"=SSL'])
+    assert config.kafka.librdkafka == {"security.protocol": "SSL"}
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
