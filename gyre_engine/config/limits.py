@@ -133,6 +133,9 @@ def _loss(config: Config) -> Iterator[Problem]:
         yield Problem('loss.aggregate is "constant": give the tokens to divide by in loss.constant', at[::-1])
     elif loss.aggregate != CONSTANT and loss.constant:
         yield Problem(f'loss.constant is given, but loss.aggregate is "{loss.aggregate}": set that to "constant"', at)
+    if loss.reference and not loss.kl:
+        at = (("loss", "reference"), ("loss", "kl"))
+        yield Problem("loss.reference is given, but loss.kl is 0: it would be ignored; set loss.kl, or leave it empty", at)
 
 
 def _listed(allowed: tuple[str, ...]) -> str:

@@ -66,6 +66,7 @@ def test_a_wrong_section_is_named_with_its_line(tmp_path: Path) -> None:
         ),
         ("[loss]\nconstant = 100\n", 'line 2: loss.constant is given, but loss.aggregate is "two-level"'),
         ("[loss]\nclip_low = 1.5\n", "loss.clip_low must be above 0 and at most 1, got 1.5"),
+        ('[loss]\nreference = "base"\n', "line 2: loss.reference is given, but loss.kl is 0: it would be ignored"),
         ("[loss]\nkl = -0.1\n", "loss.kl must be at least 0"),
         ("[loss]\nentropy = nan\n", "loss.entropy must be at least 0"),
         ('[loss]\nkl_estimator = "k4"\n', "loss.kl_estimator must be one of k1, k2, k3; got 'k4'"),
