@@ -3,311 +3,33 @@
 import hashlib
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from gyre_engine.batching import ExecutionWork, Segment, pack
-from gyre_engine.experts import Experts
+from gyre_engine.batching import pack
 from gyre_engine.losses import LossConfig, divisor_share
-from gyre_engine.training.ranks.mesh import ONE, Mesh
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
 from tests.contract.leaders import Leader, train
+from tests.contract.replicas import (
+    FAMILIES,
+    VOCAB,
+    forest,
+    four_executions,
+    gradient,
+    gradient_by_name,
+    one_process,
+    paths_of,
+    reference,
+    reference_gradients,
+    reference_loss,
+    relative,
+    work,
+)
 
-transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
-torch.set_num_threads(1)
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
-
-VOCAB = 62
-SIZES = {
-    "hidden_size": 40,
-    "intermediate_size": 56,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 256,
-}
-MIXTURE = {
-    "num_hidden_layers": 3,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "mlp_only_layers": [1],
-    "norm_topk_prob": True,
-}
-EXPERTS = Experts(count=6, chosen=2, ffn=24, normed=True, layers=(0, 2))
-FAMILIES = ("qwen3", "qwen3_moe", "qwen2", "llama")
-MESHES = {"one": ONE, "tensor": Mesh(tensor=2), "pipeline": Mesh(pipeline=2), "data": Mesh(data=2)}
-"""One process, and cells of two; those start processes in every test, and test_cell_replica has the short of it."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A family's tiny model, saved by transformers; norms and biases away from their neutral values."""
-
-    def save(family):
-        path = tmp_path_factory.getbasetemp() / f"replica-{family}"
-        if not path.exists():
-            sizes = dict(SIZES)
-            if family == "qwen2":  # has no head_dim of its own: 64 / 4
-                sizes.update(hidden_size=64)
-                del sizes["head_dim"]
-            if family == "qwen3_moe":
-                sizes.update(MIXTURE)
-            config = transformers.AutoConfig.for_model(family, **sizes, tie_word_embeddings=family == "qwen3")
-            torch.manual_seed(7)
-            model = transformers.AutoModelForCausalLM.from_config(config)
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.dim() == 1 else 0.08))
-            model.save_pretrained(path)
-        return path
-
-    return save
-
-
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name != "one" else ()) for name in MESHES])
-def replica_of(request, folder):
-    """(family, options) -> a loaded replica at version 3."""
-    leaders = []
-
-    def build(family="qwen3", **options):
-        if family == "qwen3_moe" and max(MESHES[request.param].tensor, MESHES[request.param].pipeline) > 1:
-            pytest.skip("experts are not divided among ranks: refused by name, see test_model_shape")
-        if request.param == "one":
-            return one_process(folder(family), **options)
-        leaders.append(Leader(folder(family), MESHES[request.param], **options))
-        return leaders[-1]
-
-    yield build
-    for leader in leaders:
-        leader.end()
-
-
-def one_process(path, **options):
-    from gyre_engine.training.model.megatron import MegatronReplica
-    from gyre_engine.training.model.shape import ModelShape
-
-    replica = MegatronReplica(ModelShape.of_folder(path), ReplicaOptions(**options))
-    replica.load(path, version=3)
-    return replica
-
-
-def reference(path, dtype=torch.float32):
-    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
-
-
-def work(name, segments, trained, advantage, seed=0):
-    rng = np.random.default_rng([seed, *name.encode()])
-    trained = np.array(trained, dtype=np.int32)
-    return ExecutionWork(
-        execution=name,
-        segments=tuple(Segment(rng.integers(0, VOCAB, size).astype(np.int32), parent) for parent, size in segments),
-        trained=trained,
-        logprobs=(-4 + 0.3 * rng.standard_normal(len(trained))).astype(np.float32),
-        versions=rng.integers(1, 4, len(trained)).astype(np.int32),
-        advantage=advantage,
-        trained_tokens=len(trained),
-    )
-
-
-def forest():
-    """Two executions: a tree of five segments whose fork trains both branches, and one of two roots."""
-    tree = [(-1, 9), (0, 4), (1, 5), (1, 3), (0, 6)]
-    roots = [(-1, 7), (-1, 5), (1, 4)]
-    return [
-        work("tree", tree, [4, 5, 9, 10, 12, 13, 15, 18, 19, 21, 26], 0.8),
-        work("roots", roots, [3, 6, 9, 12, 15], -1.3),
-    ]
-
-
-def paths_of(item):
-    """(token position in the execution, ids of its path up to and with it) of every trained token."""
-    starts = np.cumsum([0, *[len(segment.ids) for segment in item.segments]])
-    for token in item.trained.tolist():
-        index = int(np.searchsorted(starts, token, side="right")) - 1
-        path = item.segments[index].ids[: token - starts[index] + 1]
-        while (index := item.segments[index].parent) >= 0:
-            path = np.concatenate([item.segments[index].ids, path])
-        yield path.astype(np.int64)
-
-
-def reference_loss(model, item, temperature=1.0):
-    """The two-level mean by hand, one forward pass a target: -(A / T) sum of min(r, clip(r)) as PPO states it."""
-    total = 0
-    for path, behaviour in zip(paths_of(item), item.logprobs.tolist(), strict=True):
-        logits = model(torch.from_numpy(path[None, :-1])).logits[0, -1] / temperature
-        ratio = (torch.log_softmax(logits, -1)[path[-1]] - behaviour).exp()
-        clipped = ratio.clamp(0.8, 1.28)
-        bounded = torch.minimum(ratio * item.advantage, clipped * item.advantage)
-        total = total - bounded / item.trained_tokens
-    return total
-
-
-def gradient_by_name(replica):
-    """The flat gradient under Hugging Face's names: the maps are permutations, so they carry gradients too."""
-    from gyre_engine.training.model.weights import to_hf
-
-    flat = torch.from_numpy(replica.gradient_buffer())
-    layout = replica.layout if isinstance(replica, Leader) else replica.parameters.layout
-    return to_hf({slot.name: slot.of(flat) for slot in layout}, replica.shape)
-
-
-class Wide:
-    """torch for a module of transformers that would compute norms and softmaxes in fp32 whatever its model's type is."""
-
-    def __getattr__(self, name):
-        return torch.float64 if name in ("float32", "float") else getattr(torch, name)
-
-
-def test_in_float64_the_gradient_of_a_tree_over_experts_is_exact(folder, monkeypatch):
-    from transformers.models.qwen3_moe import modeling_qwen3_moe
-
-    def angles(x, position_ids):
-        """Angles are fp32 everywhere, as positions are exact and inverse frequencies are not."""
-        half = position_ids[..., None].float() * model.model.rotary_emb.inv_freq.float()
-        both = torch.cat([half, half], -1)
-        return both.cos().double(), both.sin().double()
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder("qwen3_moe"), dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
-    )
-    monkeypatch.setattr(modeling_qwen3_moe, "torch", Wide())
-    monkeypatch.setattr(model.model.rotary_emb, "forward", angles)
-    sum(reference_loss(model, item) for item in forest()).backward()
-    replica = one_process(folder("qwen3_moe"), dtype="float64")
-    gradient(replica, pack(forest(), 1000))
-    expected, found = reference_gradients(model), gradient_by_name(replica)
-    assert max(relative(found[name], expected[name]) for name in expected) <= 1e-10
-
-
-def recorded(item, seed):
-    """The work with a random record of experts, of which every fifth token has none."""
-    rng = np.random.default_rng(seed)
-    routed = np.stack([[rng.permutation(6)[:2] for _ in range(2)] for _ in range(item.tokens)])
-    routed[::5] = -1
-    return replace(item, experts=EXPERTS.rows(routed)), routed
-
-
-def force(model, routed):
-    """Have the gates of transformers' model choose `routed` for the path that comes next, but where it says -1."""
-
-    def forced(gate, layer):
-        def forward(hidden):
-            logits = torch.nn.functional.linear(hidden.reshape(-1, gate.hidden_dim), gate.weight)
-            likely = torch.softmax(logits, -1)
-            given = torch.from_numpy(routed()[:, layer])
-            chosen = torch.where(given < 0, likely.topk(gate.top_k, -1).indices, given)
-            weights = likely.gather(1, chosen)
-            return logits, weights / weights.sum(-1, keepdim=True), chosen
-
-        return forward
-
-    for number, layer in enumerate(EXPERTS.layers):
-        gate = model.model.layers[layer].mlp.gate
-        gate.forward = forced(gate, number)
-
-
-def rows_of_path(item, token):
-    """Where the path up to and with a token stands in the work."""
-    starts = np.cumsum([0, *[len(segment.ids) for segment in item.segments]])
-    index = int(np.searchsorted(starts, token, side="right")) - 1
-    rows = np.arange(starts[index], token + 1)
-    while (index := item.segments[index].parent) >= 0:
-        rows = np.concatenate([np.arange(starts[index], starts[index + 1]), rows])
-    return rows
-
-
-def test_recorded_experts_compute_and_their_gate_learns(replica_of, folder):
-    """By transformers, its gates told the same experts: one forward pass a target, the weights the gate's own."""
-    works, routed = zip(*[recorded(item, seed) for seed, item in enumerate(forest())], strict=True)
-    model, current = reference(folder("qwen3_moe")), []
-    force(model, lambda: current[0])
-    total = 0
-    for item, experts in zip(works, routed, strict=True):
-        for target, behaviour in zip(item.trained.tolist(), item.logprobs.tolist(), strict=True):
-            rows = rows_of_path(item, target)
-            path = np.concatenate([segment.ids for segment in item.segments])[rows].astype(np.int64)
-            current[:] = [experts[rows[:-1]]]
-            ratio = (torch.log_softmax(model(torch.from_numpy(path[None, :-1])).logits[0, -1], -1)[path[-1]] - behaviour).exp()
-            total = total - torch.minimum(ratio * item.advantage, ratio.clamp(0.8, 1.28) * item.advantage) / item.trained_tokens
-    total.backward()
-    replica = replica_of("qwen3_moe")
-    free = gradient(replica, pack(forest(), 1000))
-    forced = gradient(replica, pack(works, 1000))
-    expected, found = reference_gradients(model), gradient_by_name(replica)
-    assert max(relative(found[name], expected[name]) for name in expected) <= 1e-5
-    assert np.linalg.norm(forced - free) / np.linalg.norm(free) > 0.01
-    # Nothing of a record stays behind; what is computed again for the backward pass is routed alike.
-    assert np.array_equal(gradient(replica, pack(forest(), 1000)), free)
-    assert np.array_equal(gradient(replica_of("qwen3_moe", recompute=True), pack(works, 1000)), forced)
-
-
-def test_a_record_of_what_the_gate_chooses_changes_no_bit(replica_of, folder):
-    chosen, works = [], []
-    model = reference(folder("qwen3_moe"))
-    for layer in EXPERTS.layers:
-        model.model.layers[layer].mlp.gate.register_forward_hook(lambda _, __, out: chosen.append(out[2].numpy()))
-    for item in forest():
-        ids, routed = np.concatenate([segment.ids for segment in item.segments]).astype(np.int64), []
-        for token in range(item.tokens):
-            chosen.clear()
-            with torch.no_grad():
-                model(torch.from_numpy(ids[rows_of_path(item, token)][None]))
-            routed.append(np.stack([one[-1] for one in chosen]))
-        works.append(replace(item, experts=EXPERTS.rows(np.stack(routed))))
-    replica = replica_of("qwen3_moe")
-    assert np.array_equal(gradient(replica, pack(works, 1000)), gradient(replica, pack(forest(), 1000)))
-
-
-def test_a_cut_tree_with_recorded_experts_has_the_gradient_of_the_whole(replica_of):
-    works = [recorded(item, seed)[0] for seed, item in enumerate(forest())]
-    replica = replica_of("qwen3_moe", dtype="float64")
-    first, second = gradient(replica, pack(works, 1000)), gradient(replica, pack(works, 20))
-    assert np.linalg.norm(first - second) / np.linalg.norm(first) <= 1e-10
-
-
-def test_a_record_that_does_not_fit_is_refused(replica_of, folder):
-    (step,) = pack([recorded(forest()[0], 0)[0]], 1000)
-    replica = one_process(folder("qwen3_moe"))
-    with pytest.raises(TrainingError, match="routed experts: a record of 3 bytes a token"):
-        replica.accumulate(replace(step, experts=step.experts[:, :3]), LossConfig())
-    with pytest.raises(TrainingError, match="the model has none"):
-        one_process(folder("qwen3")).accumulate(step, LossConfig())
-    assert not replica.gradient_buffer().any()
-
-
-def reference_gradients(model):
-    """By the names of the files, where transformers keeps all experts of a layer in one parameter."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        layer = name.rpartition(".")[0]
-        if name.endswith("experts.gate_up_proj"):
-            for index, both in enumerate(parameter.grad):
-                for part, grad in zip(("gate", "up"), both.chunk(2), strict=True):
-                    found[f"{layer}.{index}.{part}_proj.weight"] = grad
-        elif name.endswith("experts.down_proj"):
-            found |= {f"{layer}.{index}.down_proj.weight": grad for index, grad in enumerate(parameter.grad)}
-        else:
-            found[name] = parameter.grad
-    return found
-
-
-def relative(left, right):
-    return float(torch.linalg.vector_norm(left - right) / torch.linalg.vector_norm(right))
-
-
-def gradient(replica, steps, loss=LossConfig(cap=1e9)):  # noqa: B008
-    replica.zero()
-    for step in steps:
-        replica.accumulate(step, loss)
-    return replica.gradient_buffer().copy()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -354,13 +76,6 @@ def test_the_gradient_of_a_tree_is_that_of_its_paths(replica_of, folder, family)
     assert max(relative(found[name], expected[name]) for name in expected) <= 1e-5
     whole = [torch.cat([one[name].flatten() for name in sorted(one)]) for one in (found, expected)]
     assert relative(*whole) <= 2e-6
-
-
-def four_executions():
-    return [
-        work(f"e{count}", [(-1, 20 + count)], range(20, 20 + count), advantage)
-        for count, advantage in ((3, 1.0), (50, -0.5), (7, 0.3), (200, -0.8))
-    ]
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 5e-6), ("float64", 1e-10)])
@@ -483,7 +198,10 @@ def test_what_cannot_be_trained_is_refused_by_name(replica_of, folder):
 REPRODUCE = """
 import pathlib, sys
 sys.path.insert(0, sys.argv[2])
-from tests.contract.test_training_replica import *
+from gyre_engine.batching import pack
+from gyre_engine.losses import LossConfig
+from tests.contract.leaders import train
+from tests.contract.replicas import forest, one_process
 print(train(one_process(pathlib.Path(sys.argv[1])), pack(forest(), 30), LossConfig(cap=1e9)))
 """
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gyre_engine.batching import pack
-from tests.contract.test_training_replica import VOCAB, folder, forest, gradient, one_process, work  # noqa: F401
+from tests.contract.replicas import VOCAB, forest, gradient, one_process, work
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
 
@@ -24,7 +24,7 @@ def deep():
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 2e-6), ("float64", 1e-10)])
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-def test_the_gradient_is_that_of_the_paths(folder, dtype, bound, recompute):  # noqa: F811
+def test_the_gradient_is_that_of_the_paths(folder, dtype, bound, recompute):
     replica = one_process(folder("qwen3"), dtype=dtype, recompute=recompute)
     works = [*forest(), deep()]
     trees, paths = pack(works, 4096), pack(works, 4096, trees=False)
@@ -35,7 +35,7 @@ def test_the_gradient_is_that_of_the_paths(folder, dtype, bound, recompute):  # 
     assert np.linalg.norm(one - other) / np.linalg.norm(other) <= bound
 
 
-def test_paths_side_by_side_are_those_alone(folder):  # noqa: F811
+def test_paths_side_by_side_are_those_alone(folder):
     """No path sees another in its micro-step: the end of each is its own."""
     (step,) = pack([deep()], 4096, trees=False)
     starts = np.flatnonzero(step.position == 0)

@@ -9,7 +9,7 @@ from gyre_engine.training.optimizer.adamw import AdamW
 from gyre_engine.training.ranks.mesh import Mesh
 from gyre_engine.training.replica import Hyper
 from tests.contract.leaders import Leader
-from tests.contract.test_training_replica import FAMILIES, folder, forest, four_executions, gradient, one_process  # noqa: F401
+from tests.contract.replicas import FAMILIES, forest, four_executions, gradient, one_process
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -22,7 +22,7 @@ ROUNDING = 2.0**-8
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logprobs_are_those_of_transformers_in_bf16_up_to_roundings(folder, family):  # noqa: F811
+def test_logprobs_are_those_of_transformers_in_bf16_up_to_roundings(folder, family):
     """Both round after every operation, elsewhere: they are as near to each other as each is to float32."""
     ids = np.random.default_rng(1).integers(0, 62, 50).astype(np.int32)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder(family), dtype=torch.bfloat16, attn_implementation="eager")
@@ -36,7 +36,7 @@ def test_logprobs_are_those_of_transformers_in_bf16_up_to_roundings(folder, fami
     assert np.abs(found - expected).mean() < 2 * np.abs(expected - exact).mean()
 
 
-def test_gradients_are_summed_in_float32(folder):  # noqa: F811
+def test_gradients_are_summed_in_float32(folder):
     """A micro-step again and again: in bf16 the sum would stand still after 256 additions of itself."""
     replica = one_process(folder("qwen3"), dtype="bfloat16")
     (step,) = pack(forest(), 1000)
@@ -48,14 +48,14 @@ def test_gradients_are_summed_in_float32(folder):  # noqa: F811
     assert np.linalg.norm(once) == pytest.approx(np.linalg.norm(exact), rel=0.1)
 
 
-def test_the_same_steps_give_the_same_bytes_wherever_their_memory_lies(folder):  # noqa: F811
+def test_the_same_steps_give_the_same_bytes_wherever_their_memory_lies(folder):
     steps = pack(forest() + four_executions(), 100)
     first, held = gradient(one_process(folder("qwen3"), dtype="bfloat16"), steps), torch.zeros(1001)
     second = gradient(one_process(folder("qwen3"), dtype="bfloat16"), steps)
     assert first.tobytes() == second.tobytes() and held.sum() == 0
 
 
-def test_an_image_of_bf16_is_loaded_as_it_is_and_by_transformers(folder, tmp_path):  # noqa: F811
+def test_an_image_of_bf16_is_loaded_as_it_is_and_by_transformers(folder, tmp_path):
     replica = one_process(folder("qwen3"), dtype="bfloat16")
     image = replica.export()
     tensors = safetensors_torch.load(image)
@@ -70,7 +70,7 @@ def test_an_image_of_bf16_is_loaded_as_it_is_and_by_transformers(folder, tmp_pat
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
 
 
-def test_an_update_of_a_bf16_replica_is_its_masters_rounded(folder):  # noqa: F811
+def test_an_update_of_a_bf16_replica_is_its_masters_rounded(folder):
     """Independently: float32 copies of the weights, torch's AdamW a parameter, rounded."""
     replica = one_process(folder("qwen3"), dtype="bfloat16")
     (step,) = pack(forest(), 1000)
@@ -97,7 +97,7 @@ def test_an_update_of_a_bf16_replica_is_its_masters_rounded(folder):  # noqa: F8
     [Mesh(data=2), pytest.param(Mesh(tensor=2), marks=pytest.mark.slow), pytest.param(Mesh(pipeline=2), marks=pytest.mark.slow)],
     ids=["data", "tensor", "pipeline"],
 )
-def test_ranks_of_bf16_do_what_one_process_does_up_to_roundings(folder, mesh):  # noqa: F811
+def test_ranks_of_bf16_do_what_one_process_does_up_to_roundings(folder, mesh):
     steps = pack(forest() + four_executions(), 1000)
     alone = one_process(folder("qwen3"), dtype="bfloat16")
     expected = gradient(alone, steps, LossConfig(cap=1e9))

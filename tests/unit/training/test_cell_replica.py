@@ -16,7 +16,7 @@ from gyre_engine.training.ranks.mesh import Mesh
 from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
 from tests.contract.leaders import Leader, LeaderGone
-from tests.contract.test_training_replica import folder, forest, four_executions, gradient, one_process, relative  # noqa: F401
+from tests.contract.replicas import forest, four_executions, gradient, one_process
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
@@ -27,7 +27,7 @@ KILL_LIMIT_S = 10.0
 
 
 @pytest.fixture
-def lead(folder):  # noqa: F811
+def lead(folder):
     leaders = []
 
     def start(mesh, family="qwen3", **options):
@@ -49,7 +49,7 @@ def measured(replica, steps):
 
 @pytest.mark.parametrize("mesh", PAIRS.values(), ids=PAIRS)
 @pytest.mark.parametrize(("family", "dtype", "bound"), [("qwen3", "float32", 5e-6), ("qwen2", "float64", 1e-10)])
-def test_two_ranks_do_what_one_process_does(lead, folder, mesh, family, dtype, bound):  # noqa: F811
+def test_two_ranks_do_what_one_process_does(lead, folder, mesh, family, dtype, bound):
     """Tied embeddings and norms of heads (qwen3), biases and an output layer of its own (qwen2); trees with forks, cut and whole."""
     alone, cell = one_process(folder(family), dtype=dtype, temperature=0.9), lead(mesh, family, dtype=dtype, temperature=0.9)
     assert cell.layout == alone.parameters.layout
@@ -75,7 +75,7 @@ def test_two_ranks_do_what_one_process_does(lead, folder, mesh, family, dtype, b
 
 
 @pytest.mark.parametrize("mesh", PAIRS.values(), ids=PAIRS)
-def test_updates_reach_the_ranks_and_come_out_the_same_every_time(lead, folder, mesh):  # noqa: F811
+def test_updates_reach_the_ranks_and_come_out_the_same_every_time(lead, folder, mesh):
     steps, loss = pack(forest(), 30), LossConfig(cap=1e9)
     digests = {leader.train(steps, loss) for leader in (lead(mesh), lead(mesh))}
     assert len(digests) == 1
@@ -86,7 +86,7 @@ def test_updates_reach_the_ranks_and_come_out_the_same_every_time(lead, folder, 
     assert np.abs(after.logprobs(steps[0].ids) - alone.logprobs(steps[0].ids)).max() <= 1e-5
 
 
-def test_a_reference_is_scored_by_the_ranks_that_hold_the_policy(lead, folder, tmp_path):  # noqa: F811
+def test_a_reference_is_scored_by_the_ranks_that_hold_the_policy(lead, folder, tmp_path):
     """Its weights go out to them and the policy's come back."""
     path = tmp_path / "other"
     shutil.copytree(folder("qwen3"), path)
@@ -102,7 +102,7 @@ def test_a_reference_is_scored_by_the_ranks_that_hold_the_policy(lead, folder, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", FOURS.values(), ids=FOURS)
-def test_four_ranks_do_what_one_process_does(lead, folder, mesh):  # noqa: F811
+def test_four_ranks_do_what_one_process_does(lead, folder, mesh):
     steps = pack(forest() + four_executions(), 1000)
     expected, found = gradient(one_process(folder("qwen3")), steps), gradient(lead(mesh), steps)
     assert np.linalg.norm(found - expected) / np.linalg.norm(expected) <= 5e-6
@@ -110,7 +110,7 @@ def test_four_ranks_do_what_one_process_does(lead, folder, mesh):  # noqa: F811
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", PAIRS.values(), ids=PAIRS)
-def test_recomputation_and_the_other_losses_agree(lead, folder, mesh):  # noqa: F811
+def test_recomputation_and_the_other_losses_agree(lead, folder, mesh):
     steps = pack(forest(), 1000)
     cell, again = lead(mesh), lead(mesh, recompute=True)
     alone = one_process(folder("qwen3"))
@@ -169,7 +169,7 @@ def test_a_rank_that_answers_no_more_is_an_error_within_the_limit(lead):
     assert time.monotonic() - began < KILL_LIMIT_S
 
 
-def test_a_model_that_does_not_divide_is_refused_before_anything_starts(folder):  # noqa: F811
+def test_a_model_that_does_not_divide_is_refused_before_anything_starts(folder):
     from gyre_engine.training.opening import open_replica
 
     with pytest.raises(TrainingError, match="cells.tensor_parallel is 4, but the model's 2 key-value heads cannot be divided"):

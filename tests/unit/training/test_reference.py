@@ -11,8 +11,7 @@ from gyre_engine.batching import pack
 from gyre_engine.losses import LossConfig, LossError
 from gyre_engine.training.reference import BorrowedReplica, misfit
 from gyre_engine.training.replica import TrainingError
-from tests.contract.test_training_replica import (
-    folder,  # noqa: F401
+from tests.contract.replicas import (
     forest,
     gradient_by_name,
     one_process,
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWa
 
 
 @pytest.fixture
-def other(folder, tmp_path):  # noqa: F811
+def other(folder, tmp_path):
     """A folder with the same model and other weights."""
     from safetensors.torch import load_file, save_file
 
@@ -45,7 +44,7 @@ def by_hand(model, item, temperature):
         yield logs[path[-1]], -(logs.exp() * logs).sum()
 
 
-def test_the_reference_scores_and_the_replica_is_what_it_was(folder, other):  # noqa: F811
+def test_the_reference_scores_and_the_replica_is_what_it_was(folder, other):
     replica = one_process(folder("qwen3"), temperature=0.9)
     before = replica.export()
     replica.gradient_buffer()[:] = 3.0
@@ -70,7 +69,7 @@ def test_the_reference_scores_and_the_replica_is_what_it_was(folder, other):  # 
     assert [scores.tobytes() for scores in again] == [scores.tobytes() for scores in found]
 
 
-def test_weights_come_back_where_scoring_fails(folder, other):  # noqa: F811
+def test_weights_come_back_where_scoring_fails(folder, other):
     replica = one_process(folder("qwen3"))
     before = replica.weights_hash()
     (step,) = pack(forest(), 1000)
@@ -80,7 +79,7 @@ def test_weights_come_back_where_scoring_fails(folder, other):  # noqa: F811
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_the_gradient_with_both_terms_is_that_of_their_formulae(folder, other, estimator):  # noqa: F811
+def test_the_gradient_with_both_terms_is_that_of_their_formulae(folder, other, estimator):
     """Policy + 0.2 mean of the estimates - 0.1 mean of the entropies, each over an execution's tokens; by autograd on transformers."""
     temperature, cap = 0.9, 1e9
     replica, model, fixed = one_process(folder("qwen3"), temperature=temperature), reference(folder("qwen3")), reference(other)
@@ -114,7 +113,7 @@ def test_the_gradient_with_both_terms_is_that_of_their_formulae(folder, other, e
     assert max(relative(found[name], named[name].grad) for name in named) <= 2e-5
 
 
-def test_entropies_in_parts_have_the_same_gradient(folder, monkeypatch):  # noqa: F811
+def test_entropies_in_parts_have_the_same_gradient(folder, monkeypatch):
     replica, config = one_process(folder("qwen3"), dtype="float64"), LossConfig(cap=1e9, entropy=0.1)
 
     def gradient():
@@ -129,7 +128,7 @@ def test_entropies_in_parts_have_the_same_gradient(folder, monkeypatch):  # noqa
     assert same == pytest.approx(entropy, rel=1e-12)
 
 
-def test_a_micro_step_without_a_reference_is_refused_and_adds_nothing(folder):  # noqa: F811
+def test_a_micro_step_without_a_reference_is_refused_and_adds_nothing(folder):
     replica = one_process(folder("qwen3"))
     (step,) = pack(forest(), 1000)
     with pytest.raises(LossError, match="loss.kl is 0.1, and this micro-step holds no log-probabilities of the reference"):
@@ -137,7 +136,7 @@ def test_a_micro_step_without_a_reference_is_refused_and_adds_nothing(folder):  
     assert not replica.gradient_buffer().any()
 
 
-def test_a_reference_of_another_vocabulary_or_shape_is_refused_by_name(folder, other):  # noqa: F811
+def test_a_reference_of_another_vocabulary_or_shape_is_refused_by_name(folder, other):
     replica = one_process(folder("qwen3"))
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "vocab_size": 64}))

@@ -6,7 +6,7 @@ import pytest
 from gyre_engine.training.ranks.mesh import Mesh
 from gyre_engine.training.replica import Hyper
 from tests.contract.leaders import Leader, updates
-from tests.contract.test_training_replica import folder, one_process  # noqa: F401
+from tests.contract.replicas import one_process
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
@@ -26,7 +26,7 @@ def gradients(replica, count):
 
 @pytest.mark.parametrize("mesh", [Mesh(data=2), pytest.param(Mesh(tensor=2), marks=pytest.mark.slow)], ids=["data", "tensor"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_shards_of_ranks_update_as_one_process_does_and_their_states_are_exchanged(folder, tmp_path, mesh, dtype):  # noqa: F811
+def test_shards_of_ranks_update_as_one_process_does_and_their_states_are_exchanged(folder, tmp_path, mesh, dtype):
     """Two updates on two ranks, two more on one process, two more on two ranks again: at each point the bytes of one process alone."""
     alone = one_process(folder("qwen3"), dtype=dtype)
     grads = gradients(alone, 6)[:, : len(alone.parameters.weights)]

@@ -1,0 +1,5 @@
+"""The tiny models of the replica's contract."""
+
+from tests.contract.conftest import folder
+
+__all__ = ["folder"]
