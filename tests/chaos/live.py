@@ -45,10 +45,14 @@ class Live:
         raise AssertionError(f"{name} does not run")
 
     def signal(self, name: str, number: int) -> int:
-        """Send it; the pid that it went to."""
-        pid = self.pid(name)
-        os.kill(pid, number)
-        return pid
+        """Send it; the pid that it went to. A life that ends by itself just then is followed by another."""
+        while True:
+            pid = self.pid(name)
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+            return pid
 
     @contextmanager
     def log(self) -> Iterator[KafkaLog]:
