@@ -133,6 +133,29 @@ class Job:
         return None if self.experts is None else self.routed_from + len(sampled.routed) // self.experts.width
 
 
+class _Patience:
+    """How long a call may go on without a new token, with waits between engines that bring none which grow until one comes."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.renew()
+
+    @property
+    def left(self) -> float:
+        """Seconds, negative once it is over."""
+        return self._since + self._limit_s - time.monotonic()
+
+    def renew(self) -> None:
+        """A token has come."""
+        self._retry, self._since = RETRY_FIRST_S, time.monotonic()
+
+    async def wait(self, cancel: asyncio.Event) -> None:
+        """Before another engine is asked; `cancel` ends it."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(cancel.wait(), self._retry)
+        self._retry = min(2 * self._retry, RETRY_MOST_S)
+
+
 def never() -> bool:
     """Every call goes on."""
     return False
@@ -152,37 +175,29 @@ async def sample(
 
     Raises ProxyError where no engine answers within the limit, the context is full, or an engine's answer does not add up.
     """
-    retry, progress, source = RETRY_FIRST_S, time.monotonic(), ""
+    patience, source = _Patience(job.wait_limit_s), ""
     sampled.hold()
     while not cancel.is_set():
-        left = progress + job.wait_limit_s - time.monotonic()
-        lease = await _lease(router, job, sampled, cancel, source, left)
+        lease = await _lease(router, job, sampled, cancel, source, patience.left)
         if lease is None:
             break
-        source = lease.cell
-        before = len(sampled.ids)
-        try:
-            finish, problem = await _on_one_engine(lease, job, sampled, cancel, heard), None
-        except EngineError as error:
-            finish, problem = None, error
-        finally:
-            router.release(lease)
+        source, before = lease.cell, len(sampled.ids)
+        finish, problem = await _tried(router, lease, job, sampled, cancel, heard)
         if finish in (FinishReason.STOP, FinishReason.LENGTH):
             return finish
         _give_up_on(problem, job, sampled)
         sampled.hold()
         if grew := len(sampled.ids) > before:
-            retry, progress = RETRY_FIRST_S, time.monotonic()
+            patience.renew()
         if len(sampled.ids) >= job.params.max_tokens:
             return FinishReason.LENGTH
-        if time.monotonic() - progress > job.wait_limit_s:
+        if patience.left < 0:
             raise unavailable("no_engine_answered", f"no engine answered within {job.wait_limit_s:.0f} s: {problem}")
         if sampled.ids and sampled.anew < ANEW_MOST and not cancel.is_set() and anew():
             sampled.begin_anew()
         if problem is not None or not grew:
             router.avoid(lease)
-            await _pause(cancel, retry)
-            retry = min(2 * retry, RETRY_MOST_S)
+            await patience.wait(cancel)
     sampled.serve()
     return FinishReason.ABORT
 
@@ -209,6 +224,18 @@ async def _waited_for(router: Router, job: Job, source: str, cancel: asyncio.Eve
     with contextlib.suppress(asyncio.CancelledError):
         router.release(await waiting)
     return None
+
+
+async def _tried(
+    router: Router, lease: Lease, job: Job, sampled: Sampled, cancel: asyncio.Event, heard: Callable[[Chunk], None]
+) -> tuple[FinishReason | None, EngineError | None]:
+    """How one engine ended the call, or what it failed with; the lease is given back."""
+    try:
+        return await _on_one_engine(lease, job, sampled, cancel, heard), None
+    except EngineError as error:
+        return None, error
+    finally:
+        router.release(lease)
 
 
 async def _on_one_engine(
@@ -274,11 +301,6 @@ async def _leave(lease: Lease, sampled: Sampled, limit: asyncio.Timeout) -> None
 def _end(limit: asyncio.Timeout, seconds: float) -> None:
     with contextlib.suppress(RuntimeError):  # it has ended meanwhile
         limit.reschedule(asyncio.get_running_loop().time() + seconds)
-
-
-async def _pause(cancel: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(cancel.wait(), seconds)
 
 
 def _give_up_on(problem: EngineError | None, job: Job, sampled: Sampled) -> None:
