@@ -146,7 +146,12 @@ def serve(engine: InferenceEngine, host: str, port: int, *, paused: bool = False
 
 
 def _controls(engine: InferenceEngine) -> dict[str, Handler]:
-    """What is not sampling. Retract and in-place pauses are one here: what becomes of KV at new weights is the engine's `keep_kv`."""
+    """What is not sampling."""
+    return {**_interruptions(engine), **_holdings(engine)}
+
+
+def _interruptions(engine: InferenceEngine) -> dict[str, Handler]:
+    """Retract and in-place pauses are one here: what becomes of KV at new weights is the engine's `keep_kv`."""
 
     async def abort(body: Json) -> Json:
         await engine.abort(None if body.get("abort_all") else parse_rid(body))
@@ -163,6 +168,16 @@ def _controls(engine: InferenceEngine) -> dict[str, Handler]:
         await engine.resume()
         return {}
 
+    return {"/abort_request": abort, "/pause_generation": pause, "/drain": drain, "/continue_generation": resume}
+
+
+def _holdings(engine: InferenceEngine) -> dict[str, Handler]:
+    """Its weights, its memory, and what it says of itself."""
+
+    async def load(body: Json) -> Json:
+        await engine.load_weights(str(body["model_path"]), str(body["weight_version"]))
+        return {"success": True, "message": f"weights {body['weight_version']}"}
+
     async def release(_: Json) -> Json:
         await engine.release_memory()
         return {}
@@ -171,21 +186,13 @@ def _controls(engine: InferenceEngine) -> dict[str, Handler]:
         await engine.reclaim_memory()
         return {}
 
-    async def load(body: Json) -> Json:
-        await engine.load_weights(str(body["model_path"]), str(body["weight_version"]))
-        return {"success": True, "message": f"weights {body['weight_version']}"}
-
     async def info(_: Json) -> Json:
         return render_stats(await engine.stats())
 
     return {
-        "/abort_request": abort,
+        "/update_weights_from_disk": load,
         "/release_memory_occupation": release,
         "/resume_memory_occupation": reclaim,
-        "/pause_generation": pause,
-        "/drain": drain,
-        "/continue_generation": resume,
-        "/update_weights_from_disk": load,
         "/server_info": info,
         "/get_server_info": info,
         "/health": info,
