@@ -33,31 +33,56 @@ def until(what: Callable[[], bool], running: subprocess.Popen[str], limit: float
         time.sleep(0.1)
 
 
+class Near:
+    """A run's own host, with its folder."""
+
+    def __init__(self, folder: Path, host: Host) -> None:
+        folder.mkdir()
+        [self.port] = free_ports(1)
+        self.program, self.host = Gyre(folder), host
+        self.bootstrap, self.key = f"{host.address}:{self.port}", folder / ".gyre" / "cell-key"
+
+    def begun(self) -> AbstractContextManager[subprocess.Popen[str]]:
+        """A run of one cell of its own, that other hosts can reach."""
+        address = self.host.address
+        reached = (f"cells.host='{address}'", f"kafka.host='{address}'", f"kafka.port={self.port}")
+        given = settings(*reached, "cells.count=1", "run.steps=1000")
+        return self.started("run", str(write_experiment(self.program.folder)), *given)
+
+    def started(self, *words: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        program = self.program
+        return self.host.started(*program.command(*words), cwd=program.folder, env=program.environment)
+
+    def ask(self, *words: str) -> str:
+        return self.host.run(*self.program.command(*words), cwd=self.program.folder, env=self.program.environment)
+
+    def said(self, *words: str) -> list[dict[str, object]]:
+        """What a command answers in lines of JSON."""
+        return [json.loads(line) for line in self.ask(*words).splitlines()]
+
+    def state_of(self, cell: str) -> str:
+        """By `gyre cells list`; empty where it is not there."""
+        return str({row["cell"]: row["state"] for row in self.said("cells", "list", "--json")}.get(cell, ""))
+
+    def goes_on(self) -> bool:
+        """Whether its stack runs and says which run it is."""
+        state = read_state(self.program.folder / ".gyre")
+        return state is not None and state.serving and bool(state.facts.get("run"))
+
+
 class Far:
     """A folder on the other host, with nothing of the run but a copy of its key."""
 
-    def __init__(self, folder: Path, host: Host, bootstrap: str, key: Path) -> None:
+    def __init__(self, folder: Path, host: Host, near: Near) -> None:
         folder.mkdir()
-        self.program, self.host, self.bootstrap = Gyre(folder), host, bootstrap
-        shutil.copy(key, folder / "key")
+        self.program, self.host, self.bootstrap = Gyre(folder), host, near.bootstrap
+        shutil.copy(near.key, folder / "key")
 
     def cell(self, name: str) -> AbstractContextManager[subprocess.Popen[str]]:
         command = self.program.command(
             "cell", "start", "--bootstrap", self.bootstrap, "--host", self.host.address, "--key", "key", "--name", name
         )
         return self.host.started(*command, cwd=self.program.folder, env=self.program.environment)
-
-
-def goes_on(program: Gyre) -> bool:
-    """Whether its stack runs and says which run it is."""
-    state = read_state(program.folder / ".gyre")
-    return state is not None and state.serving and bool(state.facts.get("run"))
-
-
-def state_of(listed: str, cell: str) -> str:
-    """Of `gyre cells list --json`."""
-    found = {row["cell"]: row["state"] for row in map(json.loads, listed.splitlines())}
-    return str(found.get(cell, ""))
 
 
 def serves(events: list[dict[str, object]], cell: str) -> bool:
@@ -67,56 +92,54 @@ def serves(events: list[dict[str, object]], cell: str) -> bool:
     return sampled and any(event["type"] == "weights-loaded" for event in own)
 
 
+def a_wrong_key_is_refused(far: Far) -> None:
+    (far.program.folder / "key").write_text("f" * 64)
+    with far.cell("stranger") as refused:
+        assert "is --key the run's cell-key" in refused.communicate(timeout=120)[0]
+        assert refused.returncode == 1
+
+
+def one_comes_and_is_told_to_leave(near: Near, far: Far) -> None:
+    with far.cell("guest") as guest:
+        until(lambda: "guest" in near.ask("cells", "list"), guest)
+        assert "guest has left" in near.ask("cells", "drain", "guest")
+        said = guest.communicate(timeout=60)[0]
+        assert (guest.returncode, "guest has left" in said) == (0, True), said
+
+
+def another_serves_until_the_run_is_stopped(near: Near, far: Far, running: subprocess.Popen[str]) -> None:
+    with far.cell("stays") as stays:
+        until(lambda: serves(near.said("tail", "cells"), "stays"), stays)
+        assert "cell-3: up" in near.ask("cells", "add")
+        running.send_signal(signal.SIGINT)
+        assert "gyre run --resume" in running.communicate(timeout=60)[0]
+        said = stays.communicate(timeout=60)[0]
+        assert (stays.returncode, "is over: stopped" in said) == (0, True), said
+
+
+def it_comes_back_under_its_name_to_its_place(near: Near, far: Far, resumed: subprocess.Popen[str]) -> None:
+    assert near.state_of("stays").endswith("has ended"), "nobody waits for a cell that ended with the run"
+    with far.cell("stays") as again:
+        until(lambda: near.state_of("stays") == "sampling", again)
+        resumed.send_signal(signal.SIGINT)
+        assert "gyre run --resume" in resumed.communicate(timeout=60)[0]
+        assert "is over: stopped" in again.communicate(timeout=60)[0]
+
+
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "possible")
 def test_a_cell_comes_from_another_host_leaves_and_another_stays_to_the_end(tmp_path: Path) -> None:
-    here = Gyre(tmp_path / "here")
-    here.folder.mkdir()
     with two_hosts() as (one, other):
-        [port] = free_ports(1)
-        reached = (f"cells.host='{one.address}'", f"kafka.host='{one.address}'", f"kafka.port={port}")
-        given = settings(*reached, "cells.count=1", "run.steps=1000")
-        command = here.command("run", str(write_experiment(here.folder)), *given)
-
-        def ask(*words: str) -> str:
-            return one.run(*here.command(*words), cwd=here.folder, env=here.environment)
-
-        def cells() -> list[dict[str, object]]:
-            return [json.loads(line) for line in ask("tail", "cells").splitlines()]
-
-        with one.started(*command, cwd=here.folder, env=here.environment) as running:
-            until(lambda: goes_on(here), running)
-            bootstrap, key = f"{one.address}:{port}", here.folder / ".gyre" / "cell-key"
-
-            wrong = Far(tmp_path / "wrong", other, bootstrap, key)
-            (wrong.program.folder / "key").write_text("f" * 64)
-            with wrong.cell("stranger") as refused:
-                assert "is --key the run's cell-key" in refused.communicate(timeout=120)[0]
-                assert refused.returncode == 1
-
-            far = Far(tmp_path / "far", other, bootstrap, key)
-            with far.cell("guest") as guest:
-                until(lambda: "guest" in ask("cells", "list"), guest)
-                assert "guest has left" in ask("cells", "drain", "guest")
-                said = guest.communicate(timeout=60)[0]
-                assert (guest.returncode, "guest has left" in said) == (0, True), said
-
-            with far.cell("stays") as stays:
-                until(lambda: serves(cells(), "stays"), stays)
-                assert "cell-3: up" in ask("cells", "add")
-                running.send_signal(signal.SIGINT)
-                assert "gyre run --resume" in running.communicate(timeout=60)[0]
-                said = stays.communicate(timeout=60)[0]
-                assert (stays.returncode, "is over: stopped" in said) == (0, True), said
-
-        with one.started(*here.command("run", "--resume", "latest"), cwd=here.folder, env=here.environment) as resumed:
-            until(lambda: goes_on(here), resumed)
-            [stayed] = [json.loads(line) for line in ask("cells", "list", "--json").splitlines() if '"stays"' in line]
-            assert stayed["state"].endswith("has ended"), "nobody waits for a cell that ended with the run"
-            with far.cell("stays") as again:  # under its name, to its place
-                until(lambda: state_of(ask("cells", "list", "--json"), "stays") == "sampling", again)
-                resumed.send_signal(signal.SIGINT)
-                assert "gyre run --resume" in resumed.communicate(timeout=60)[0]
-                assert "is over: stopped" in again.communicate(timeout=60)[0]
+        near = Near(tmp_path / "here", one)
+        with near.begun() as running:
+            until(near.goes_on, running)
+            a_wrong_key_is_refused(Far(tmp_path / "wrong", other, near))
+            far = Far(tmp_path / "far", other, near)
+            one_comes_and_is_told_to_leave(near, far)
+            another_serves_until_the_run_is_stopped(near, far, running)
+        with near.started("run", "--resume", "latest") as resumed:
+            until(near.goes_on, resumed)
+            it_comes_back_under_its_name_to_its_place(near, far, resumed)
+    here = near.program
     roles = [e["role"] for e in here.tail("cells") if e["type"] == "role-changed" and e["cell"] == "guest"]
     assert roles[-1] == "left"
     calls = [e for e in here.tail("model-calls") if e["type"] == "model-call"]

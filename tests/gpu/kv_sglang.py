@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,29 @@ async def continued(engine: SGLangEngine, rid: str, begun: Completion) -> tuple[
     return answer, first
 
 
-async def measured(source: SGLangEngine, target: SGLangEngine, folder: Path) -> dict[str, Any]:
-    whole = await complete(source, GenerateRequest("whole-1", PROMPT, GREEDY))
-    for engine in (source, target):
-        await engine.load_weights(folder, "1")  # the same weights by another name: nothing of before may be used
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A request that was interrupted, whose KV was taken elsewhere (`taken` tokens of it), and what followed there."""
 
+    begun: Completion
+    ticket: KvTicket
+    taken: int
+    rest: Completion
+    export_s: float
+    import_s: float
+    first_token_s: float
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        return (*self.begun.output_ids, *self.rest.output_ids)
+
+    def worst_difference(self, whole: Completion) -> float:
+        """Of its log-probabilities from those of the uninterrupted run."""
+        logprobs = (*self.begun.logprobs, *self.rest.logprobs)
+        return max(abs(a - b) for a, b in zip(logprobs, whole.logprobs, strict=True))
+
+
+async def moved(source: SGLangEngine, target: SGLangEngine) -> Moved:
     begun = await interrupted(source, "moving-1")
     at = time.monotonic()
     ticket = await exported(source, "moving-1")
@@ -129,35 +148,48 @@ async def measured(source: SGLangEngine, target: SGLangEngine, folder: Path) -> 
     import_s = time.monotonic() - at
     await source.release_kv(ticket)
     await source.resume()
-    rest, with_kv_s = await continued(target, "moved-1", begun)
+    rest, first_token_s = await continued(target, "moved-1", begun)
+    return Moved(begun, ticket, taken, rest, export_s, import_s, first_token_s)
 
-    await target.load_weights(folder, "2")
-    cold, without_s = await continued(target, "cold-1", begun)
 
+async def offered_across_weights(source: SGLangEngine, target: SGLangEngine, folder: Path) -> tuple[int, Completion]:
+    """Tokens that the target, which has newer weights, took of an interrupted request's KV; and what followed there."""
     stale = await interrupted(source, "stale-1")
     old = await exported(source, "stale-1")
     await target.load_weights(folder, "3")
-    refused = await target.import_kv(old)
+    taken = await target.import_kv(old)
     unhelped, _ = await continued(target, "unhelped-1", stale)
-    ids, logprobs = (*begun.output_ids, *rest.output_ids), (*begun.logprobs, *rest.logprobs)
-    worst = max(abs(a - b) for a, b in zip(logprobs, whole.logprobs, strict=True))
-    computed = len(PROMPT) + len(begun.output_ids) - 1
+    return taken, unhelped
+
+
+async def measured(source: SGLangEngine, target: SGLangEngine, folder: Path) -> dict[str, Any]:
+    whole = await complete(source, GenerateRequest("whole-1", PROMPT, GREEDY))
+    for engine in (source, target):
+        await engine.load_weights(folder, "1")  # the same weights by another name: nothing of before may be used
+
+    move = await moved(source, target)
+    await target.load_weights(folder, "2")
+    cold, without_s = await continued(target, "cold-1", move.begun)
+    taken_across, unhelped = await offered_across_weights(source, target, folder)
+
+    ticket, rest, worst = move.ticket, move.rest, move.worst_difference(whole)
+    computed = len(PROMPT) + len(move.begun.output_ids) - 1
     checks = {
-        "same tokens as the uninterrupted run": ids == whole.output_ids,
+        "same tokens as the uninterrupted run": move.output_ids == whole.output_ids,
         "same log-probabilities (2e-3)": worst < 2e-3,
         "all but the last page were exported": 0 <= computed - ticket.tokens < 2 * PAGE_TOKENS,
-        "all of them were taken": taken == ticket.tokens,
+        "all of them were taken": move.taken == ticket.tokens,
         "the destination computed no page again": rest.cached_tokens >= ticket.tokens,
         "new weights leave nothing cached": cold.cached_tokens == 0 and unhelped.cached_tokens == 0,
         "the same continued without its KV": cold.output_ids == rest.output_ids,
-        "KV of other weights was not taken": refused == 0,
+        "KV of other weights was not taken": taken_across == 0,
         "the versions are told": (whole.weight_spans, rest.weight_spans) == (((0, "0"),), ((0, "1"),)),
     }
     return {
         "ok": all(checks.values()), "failed": [name for name, holds in checks.items() if not holds], "tokens": ticket.tokens,
         "nbytes": ticket.nbytes, "cached_tokens": rest.cached_tokens, "worst_logprob_difference": worst,
-        "export_s": round(export_s, 4), "import_s": round(import_s, 4), "first_token_with_kv_s": round(with_kv_s, 4),
-        "first_token_without_s": round(without_s, 4),
+        "export_s": round(move.export_s, 4), "import_s": round(move.import_s, 4),
+        "first_token_with_kv_s": round(move.first_token_s, 4), "first_token_without_s": round(without_s, 4),
     }  # fmt: skip
 
 
