@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gyre_engine.events.training import StepRefused
-from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.replica import Untrainable
 
 ATTEMPTS = 2
 """One that is refused so often is not computed again: the same inputs give the same bits."""
@@ -24,10 +24,10 @@ def in_words(refused: StepRefused) -> str:
 
 
 def require_not_refused(refused: Sequence[StepRefused]) -> None:
-    """Raises TrainingError where the next step was refused before, as often as is of use."""
+    """Raises Untrainable where the next step was refused before, as often as is of use."""
     stops = [event for event in refused if event.outcome == "stop"]
     if len(stops) >= ATTEMPTS:
-        raise TrainingError(
+        raise Untrainable(
             f"{in_words(stops[-1])}. It was refused {len(stops)} times and is not tried again: begin a new run with other settings, "
             "and with model.path at the newest checkpoint where there is one"
         )

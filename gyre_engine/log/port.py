@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+from gyre_engine.dead_end import DeadEnd
 from gyre_engine.events import Event, Recorded
 from gyre_engine.events.log import DeadLetter
 
@@ -98,7 +99,7 @@ class EventTooLarge(ValueError):
     """The event has more bytes than the log takes; the text names its type, its size and the limit."""
 
 
-class UnreadableEvent(RuntimeError):
+class UnreadableEvent(DeadEnd):
     """An event on a STRICT topic could not be decoded; the text names topic, partition, offset and the reason."""
 
 

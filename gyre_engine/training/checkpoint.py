@@ -18,6 +18,8 @@ from typing import Any
 
 import fsspec
 
+from gyre_engine.dead_end import DeadEnd
+
 _WEIGHTS, _OPTIMIZER, _MANIFEST = "model.safetensors", "optimizer", "manifest.json"
 _OLD_OPTIMIZER = "optimizer.safetensors"
 """In checkpoints of before: the whole state in one file."""
@@ -28,6 +30,10 @@ _CHUNK = 1 << 24
 
 class CheckpointError(RuntimeError):
     """A checkpoint is missing, damaged, of something else, or would be overwritten with other bytes."""
+
+
+class OfSomethingElse(CheckpointError, DeadEnd):
+    """It is whole, and of another model or another config than this run's."""
 
 
 class Damaged(CheckpointError):
@@ -76,12 +82,12 @@ class Checkpoint:
         return hashlib.sha256(self.weights).hexdigest()
 
     def require(self, origin: Origin) -> None:
-        """Raises CheckpointError where it is of another model or another config."""
+        """Raises OfSomethingElse where it is of another model or another config."""
         words = {"model": "another model", "dtype": "another training.dtype", "config": "another config"}
         for name, what in words.items():
             found, wanted = getattr(self.origin, name), getattr(origin, name)
             if found and found != wanted:
-                raise CheckpointError(
+                raise OfSomethingElse(
                     f"the checkpoint of step {self.step} is of {what} ({name} {found[:16]}, this run has {wanted[:16]}): "
                     "resume with the model and the config that wrote it, or begin a new run from its weights"
                 )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.training.model.shape import ModelShape
-from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.replica import TrainingError, Untrainable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,14 +33,14 @@ class BorrowedReplica:
     """A ReferenceScorer: a replica that holds the reference's weights while it scores, and its own again afterwards."""
 
     def __init__(self, replica: MegatronReplica | SpreadReplica, folder: Path) -> None:
-        """Raises TrainingError where the model in `folder` is of another shape."""
+        """Raises Untrainable where the model in `folder` is of another shape, TrainingError where it cannot be read."""
         import torch
 
         from gyre_engine.training.model.megatron import fill
         from gyre_engine.training.model.weights import read_image, to_megatron
 
-        if wrong := misfit(replica.shape, folder):
-            raise TrainingError(f"loss.reference: {wrong}")
+        if wrong := unlike(replica.shape, ModelShape.of_folder(folder), folder):
+            raise Untrainable(f"loss.reference: {wrong}")
         own = replica.parameters
         self._replica = replica
         self._weights = torch.zeros_like(own.weights, device="cpu")
@@ -73,6 +73,11 @@ def misfit(policy: ModelShape, folder: Path) -> str:
         found = ModelShape.of_folder(folder)
     except (TrainingError, OSError, ValueError, KeyError) as error:
         return f"{folder} cannot be read as a model: {error}"
+    return unlike(policy, found, folder)
+
+
+def unlike(policy: ModelShape, found: ModelShape, folder: Path) -> str:
+    """In what the model in `folder` differs that a reference has to share; empty where it does not."""
     names = [f.name for f in fields(policy) if f.name not in _MAY_DIFFER and getattr(policy, f.name) != getattr(found, f.name)]
     if "vocab" in names:
         return f"{folder} has a vocabulary of {found.vocab} tokens, the policy one of {policy.vocab}: name a model of the same"

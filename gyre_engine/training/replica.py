@@ -14,11 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre_engine.batching.microstep import PackedMicroStep
+from gyre_engine.dead_end import DeadEnd
 from gyre_engine.losses.config import LossConfig
 
 
 class TrainingError(RuntimeError):
     """A replica or an optimizer was given something it cannot train on; the message names it and the remedy."""
+
+
+class Untrainable(TrainingError, DeadEnd):
+    """What it was given stays as it is: whoever reads the log and the config again is given the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ def require_trainable(step: PackedMicroStep, version: int, vocabulary: int) -> N
     if newest > version:
         raise TrainingError(f"a target was sampled at version {newest}, the replica holds {version}; load it")
     if step.tokens and not 0 <= int(step.ids.min()) <= int(step.ids.max()) < vocabulary:
-        raise TrainingError(f"a token id lies outside the vocabulary of {vocabulary}")
+        raise Untrainable(f"a token id lies outside the vocabulary of {vocabulary}")
 
 
 class TrainingReplica(Protocol):

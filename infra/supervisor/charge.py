@@ -6,6 +6,7 @@ import signal
 from collections import deque
 from pathlib import Path
 
+from gyre_engine.dead_end import DEAD_END
 from infra.supervisor.children import Child, LightChild, start_ticks
 from infra.supervisor.nursery import Nursery
 from infra.supervisor.spec import ProcessSpec, ProcessStatus, State, describe_exit
@@ -19,6 +20,8 @@ class Charge:
         self.state = State.WAITING
         self.restarts = 0
         self.last_exit = ""
+        self.dead_end = False
+        """It has said that another start would end the same way."""
         self._child: Child | None = None
         self._due = 0.0
         self._start = 0
@@ -79,6 +82,9 @@ class Charge:
             return None
         if status == 0 and self.spec.ends:
             self.state = State.DONE
+            return None
+        if self.spec.target and status == DEAD_END:
+            self.state, self.dead_end = State.FAILED, True
             return None
         return self._again(now)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ TAIL_BYTES = 32 << 10
 """How much of a log's end is looked at for an error."""
 TRACEBACK = "Traceback (most recent call last):"
 LINE_LIMIT = 300
+_CLASS = re.compile(r"^[\w.]+: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,18 @@ class Logs:
     def last_error(self, name: str) -> str:
         """One line of the end of a process' log: the exception of the last traceback, or else the last line that is not indented;
         empty where it has none. What is too long is cut between words."""
+        return shorten(self._last_line(name), LINE_LIMIT, placeholder=" ...")
+
+    def last_words(self, name: str) -> str:
+        """The same, whole, and without the name of the exception's class."""
+        return _CLASS.sub("", self._last_line(name))
+
+    def _last_line(self, name: str) -> str:
         lines = self.tail(name, TAIL_BYTES).splitlines()
         whole = [line for line in lines if line.strip() and not line[0].isspace()]
         traces = [at for at, line in enumerate(whole) if line.startswith(TRACEBACK)]
         at = traces[-1] + 1 if traces and traces[-1] + 1 < len(whole) else -1
-        return shorten(whole[at], LINE_LIMIT, placeholder=" ...") if whole else ""
+        return whole[at] if whole else ""
 
     def _put_away(self, file: Path) -> None:
         self._make_room(file)

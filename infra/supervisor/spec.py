@@ -68,7 +68,7 @@ class State(StrEnum):
     DONE = "done"
     """It ended by itself with status 0 and may."""
     FAILED = "failed"
-    """The budget of restarts is spent."""
+    """The budget of restarts is spent, or another start would end the same way."""
     STOPPED = "stopped"
 
 

@@ -29,11 +29,12 @@ _TICK = 0.1
 _LOGS_EVERY = 1.0
 STOP_SECONDS = 8.5
 """How long a whole stop may take; what has not ended by then is killed."""
+SAME_END = "another start would end the same way"
 
 
 class ProcessGaveUp(RuntimeError):
-    """A process kept ending and its budget of restarts is spent; the text, one line, names it, its last exit, its log and what
-    that says last."""
+    """A process kept ending and its budget of restarts is spent, or it said that another start would end the same way; the text, one
+    line, names it, its last exit, its log and what that says last."""
 
 
 class NotReady(RuntimeError):
@@ -156,8 +157,11 @@ class Supervisor:
         return f"its log is {self.log_file(name)}{f': {said}' if said else ''}"
 
     def _require_alive(self, charge: Charge) -> None:
+        name = charge.spec.name
+        if charge.dead_end:
+            said = self._logs.last_words(name)
+            raise ProcessGaveUp(f"{name}: {said} ({SAME_END}; its log is {self.log_file(name)})")
         if charge.state is State.FAILED:
-            name = charge.spec.name
             raise ProcessGaveUp(
                 f"{name} {charge.last_exit} and was restarted {charge.restarts} times; it is given up; {self.last_error(name)}"
             )
@@ -239,7 +243,8 @@ class Supervisor:
     def _after_end(self, charge: Charge, status: int, now: float) -> None:
         delay = charge.settle(status, now)
         if charge.state is State.FAILED:
-            self._say("gave-up", charge, f"{charge.last_exit}, {charge.restarts} restarts")
+            why = f": {SAME_END}" if charge.dead_end else f", {charge.restarts} restarts"
+            self._say("gave-up", charge, f"{charge.last_exit}{why}")
         elif delay is not None:
             self._say("restarting", charge, f"{charge.last_exit}; again in {delay:.2g} s")
 

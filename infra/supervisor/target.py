@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gyre_engine.dead_end import DEAD_END, DeadEnd
+
 
 def resolve(target: str) -> Callable[..., object]:
     """The function that "module:function" names. Raises ValueError, ImportError or AttributeError."""
@@ -24,15 +26,16 @@ def resolve(target: str) -> Callable[..., object]:
 
 
 def run_target(target: str, args: Mapping[str, Any]) -> int:
-    """Call it; the exit status: what it returns (None: 0), what it exits with, 1 where it raises (the traceback goes to stderr)."""
+    """Call it; the exit status: what it returns (None: 0), what it exits with, 1 where it raises (the traceback goes to stderr),
+    DEAD_END where another start would raise the same."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         result = resolve(target)(**args)
     except SystemExit as leaving:
         return _status(leaving.code)
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
-        return 1
+        return DEAD_END if isinstance(error, DeadEnd) else 1
     return _status(result)
 
 

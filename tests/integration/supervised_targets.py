@@ -9,6 +9,8 @@ import threading
 import time
 from pathlib import Path
 
+from gyre_engine.dead_end import DeadEnd
+
 
 def sleeper(note: str) -> None:
     """Note the pid and sleep until SIGTERM."""
@@ -33,6 +35,12 @@ def crasher(note: str, times: int) -> None:
         print("about to fail", file=sys.stderr)
         raise RuntimeError("a reason in the log")
     sleeper(note)
+
+
+def hopeless(note: str, reason: str) -> None:
+    """Fail for a reason that stays."""
+    _note(note)
+    raise DeadEnd(reason)
 
 
 def finisher(note: str, status: int = 0) -> int:

@@ -89,6 +89,20 @@ def test_a_spent_budget_is_one_line_with_the_log_and_the_error_there(supervisor:
     assert supervisor.statuses()[0].state is State.FAILED
 
 
+@pytest.mark.parametrize("heavy", [False, True])
+def test_a_process_that_no_start_can_mend_is_given_up_at_once_and_heard_to_its_end(
+    supervisor: Supervisor, events: list[SupervisorEvent], tmp_path: Path, heavy: bool
+) -> None:
+    said = "step 2: " + "so it is " * 100 + "and no more"
+    supervisor.start(spec("c", "hopeless", tmp_path / "note", heavy=heavy, args={"reason": said}))
+    with pytest.raises(ProcessGaveUp) as error:
+        supervisor.wait(30)
+    assert str(error.value) == f"c: {said} (another start would end the same way; its log is {supervisor.log_file('c')})"
+    assert len(pids(tmp_path / "note")) == 1
+    assert [e.text for e in events if e.kind == "gave-up"] == ["ended with status 78: another start would end the same way"]
+    assert supervisor.statuses()[0].state is State.FAILED
+
+
 def test_a_process_killed_from_outside_is_restarted_whatever_its_status(supervisor: Supervisor, tmp_path: Path) -> None:
     note = tmp_path / "note"
     supervisor.start(spec("s", "sleeper", note))

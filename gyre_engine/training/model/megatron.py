@@ -24,7 +24,7 @@ from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.model.tree_model import build_model, prepare_process
 from gyre_engine.training.model.weights import read_image, to_hf, to_megatron
 from gyre_engine.training.optimizer.adamw import OneShard
-from gyre_engine.training.replica import ReplicaOptions, StepMetrics, TrainingError, require_trainable
+from gyre_engine.training.replica import ReplicaOptions, StepMetrics, Untrainable, require_trainable
 
 
 class MegatronReplica:
@@ -40,7 +40,7 @@ class MegatronReplica:
         self.parameters: FlatParameters = flatten(self._model.named_parameters())
 
     def load(self, image: bytes | Path, version: int) -> None:
-        """See the port. Raises TrainingError where the image is of another model."""
+        """See the port. Raises Untrainable where the image is of another model."""
         fill(self.parameters, to_megatron(read_image(image), self.shape))
         self.version = version
 
@@ -91,10 +91,10 @@ class MegatronReplica:
 
 
 def fill(parameters: FlatParameters, state: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of a whole model into its flat weights. Raises TrainingError where one is of another shape."""
+    """Copy the tensors of a whole model into its flat weights. Raises Untrainable where one is of another shape."""
     for slot in parameters.layout:
         if (source := state[slot.name]).shape != slot.shape:
-            raise TrainingError(f"{slot.name} has shape {tuple(source.shape)}, the model's config says {slot.shape}")
+            raise Untrainable(f"{slot.name} has shape {tuple(source.shape)}, the model's config says {slot.shape}")
         slot.of(parameters.weights).copy_(source)
 
 

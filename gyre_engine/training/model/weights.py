@@ -10,7 +10,7 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from gyre_engine.training.model.shape import ModelShape
-from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.replica import TrainingError, Untrainable
 
 _LAYER = {
     "self_attn.o_proj.weight": "self_attention.linear_proj.weight",
@@ -135,7 +135,7 @@ def _check_names(hf: Mapping[str, Tensor], shape: ModelShape) -> None:
     expected = hf_names(shape)
     missing, extra = sorted(expected - set(hf)), sorted(set(hf) - expected - {"lm_head.weight"})
     if missing or extra:
-        raise TrainingError(
+        raise Untrainable(
             f"the image does not fit a {shape.family} of {shape.layers} layers: "
             f"missing {missing[:3]}, unexpected {extra[:3]}; is config.json of the same model?"
         )

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, Fsspec
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from gyre_engine.training.model.flat import Unit
-from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.replica import Untrainable
 
 _NUMBER = "step"
 _ONE_FILE = ".safetensors"
@@ -41,7 +41,7 @@ def save(url: str, tensors: Mapping[str, Tensor], number: int, *, alone: bool) -
 
 
 def load(url: str, blank: dict[str, Tensor], units: Sequence[Unit]) -> dict[str, Tensor]:
-    """Fill `blank`, the state of `units`; whichever ranks wrote it. Raises TrainingError where it is of other names or sizes."""
+    """Fill `blank`, the state of `units`; whichever ranks wrote it. Raises Untrainable where it is of other names or sizes."""
     if url.endswith(_ONE_FILE):
         return _of_one_file(_one_file(url), blank, units)
     _load(url, blank)
@@ -63,7 +63,7 @@ def _load(url: str, state: dict[str, Tensor]) -> None:
         size = getattr(known.get(name), "size", None)
         if size != tensor.size():
             had = "none" if size is None else f"one of {tuple(size)}"
-            raise TrainingError(
+            raise Untrainable(
                 f"this optimizer state is of another model: {name} should have {tuple(tensor.shape)}, {url} holds {had}; "
                 "resume with the config that wrote it"
             )
@@ -80,5 +80,5 @@ def _one_file(url: str) -> dict[str, Tensor]:
 def _of_one_file(whole: Mapping[str, Tensor], blank: Mapping[str, Tensor], units: Sequence[Unit]) -> dict[str, Tensor]:
     found = {f"{kind}/{unit.name}": unit.of(flat) for kind, flat in whole.items() if kind != _NUMBER for unit in units}
     if any(name not in found or found[name].size() != tensor.size() for name, tensor in blank.items()):
-        raise TrainingError("this optimizer state is of another model; resume with the config that wrote it")
+        raise Untrainable("this optimizer state is of another model; resume with the config that wrote it")
     return found

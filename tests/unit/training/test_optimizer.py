@@ -11,7 +11,7 @@ from gyre_engine.training.model import flat as flat_module
 from gyre_engine.training.model.flat import Unit, flatten, shares, units_of
 from gyre_engine.training.optimizer.adamw import AdamW
 from gyre_engine.training.optimizer.schedule import rates
-from gyre_engine.training.replica import Hyper, NonFiniteGradient, TrainingError
+from gyre_engine.training.replica import Hyper, NonFiniteGradient, TrainingError, Untrainable
 
 HYPER = Hyper(lr=0.01, warmup_steps=4, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, clip=0.5)
 
@@ -175,7 +175,7 @@ def test_a_wrong_size_divisor_or_state_is_refused(tmp_path):
     with pytest.raises(TrainingError, match="divisor >= 1"):
         optimizer.apply(np.zeros(32, dtype=np.float32), 0, HYPER)
     AdamW(flatten([("matrix", torch.nn.Parameter(torch.zeros(64, 2)))])).save(str(tmp_path))
-    with pytest.raises(TrainingError, match=r"another model: exp_avg/matrix should have \(15,\), .* holds one of \(128,\)"):
+    with pytest.raises(Untrainable, match=r"another model: exp_avg/matrix should have \(15,\), .* holds one of \(128,\)"):
         optimizer.restore(str(tmp_path))
 
 

@@ -10,7 +10,7 @@ import pytest
 from gyre_engine.batching import pack
 from gyre_engine.losses import LossConfig, LossError
 from gyre_engine.training.reference import BorrowedReplica, misfit
-from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.replica import Untrainable
 from tests.contract.replicas import (
     forest,
     gradient_by_name,
@@ -140,7 +140,7 @@ def test_a_reference_of_another_vocabulary_or_shape_is_refused_by_name(folder, o
     replica = one_process(folder("qwen3"))
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "vocab_size": 64}))
-    with pytest.raises(TrainingError, match=r"loss.reference: .*other has a vocabulary of 64 tokens, the policy one of 62"):
+    with pytest.raises(Untrainable, match=r"loss.reference: .*other has a vocabulary of 64 tokens, the policy one of 62"):
         BorrowedReplica(replica, other)
     (other / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1, "max_position_embeddings": 4096}))
     assert "is of another shape than the policy (layers 1 instead of 2): " in misfit(replica.shape, other)

@@ -18,15 +18,16 @@ from consumers.trainer import core as core_module
 from consumers.trainer.recovery import recover
 from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import packed
+from gyre_engine.dead_end import DeadEnd
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import MicroStep, Sealed, StepCommitted, StepOpened, StepRefused
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training import checkpoint
-from gyre_engine.training.checkpoint import CheckpointError, Origin
+from gyre_engine.training.checkpoint import CheckpointError, OfSomethingElse, Origin
 from gyre_engine.training.ledger.history import history_of, train_again
 from gyre_engine.training.model.flat import flatten
 from gyre_engine.training.optimizer.adamw import AdamW
-from gyre_engine.training.replica import Hyper, StepMetrics, TrainingError
+from gyre_engine.training.replica import Hyper, StepMetrics, TrainingError, Untrainable, require_trainable
 from tests.unit.training.cast import Cast, Clock
 from tests.unit.training.test_faults_of_trainers import POINTS, die_at
 from tests.unit.training.test_trainers_protocol import micro_step
@@ -181,7 +182,7 @@ def test_a_checkpoint_of_something_else_is_an_error_before_any_weights_change(
     before = replica.weights_hash()
     optimizer = AdamW(replica.parameters)
     state = optimizer.state_hash()
-    with pytest.raises(CheckpointError, match=f"the checkpoint of step 2 is of {message}"):
+    with pytest.raises(OfSomethingElse, match=f"the checkpoint of step 2 is of {message}"):
         recover(cast.settings("c0"), cast.log, replica, optimizer, origin)  # type: ignore[arg-type]
     assert (replica.weights_hash(), optimizer.state_hash(), replica.version) == (before, state, 0)
 
@@ -277,13 +278,14 @@ def test_a_step_whose_gradient_is_not_finite_stops_the_run_with_its_weights_unch
         cast.open_step()
         with pytest.raises(
             TrainingError, match=r"step 2: the gradients of c0 \(since micro-step m2.3\) are not finite; the weights stay"
-        ):
+        ) as error:
             cast.finish(2)
+        assert not isinstance(error.value, DeadEnd)
         assert len(refused(cast)) == life
         cast.next_core()
         assert cast.core._publisher.weights_hash == first
     cast.role("c0", CellRole.TRAINING)
-    with pytest.raises(TrainingError, match="refused 2 times and is not tried again: begin a new run"):
+    with pytest.raises(Untrainable, match="refused 2 times and is not tried again: begin a new run"):
         cast.until(lambda: False, cast.move_core)
     assert hashes(cast) == [first]
 
@@ -301,9 +303,17 @@ def test_a_micro_step_beyond_the_budget_is_refused_before_any_gradient(staged: S
         executions=1, divisor=1, staleness_max=0, staleness_mean=0.0,
     )  # fmt: skip
     cast.log.append_all([long, opened])
-    with pytest.raises(TrainingError, match="micro-step m1.0 has 101 tokens, batch.micro_step_tokens is 100"):
+    with pytest.raises(Untrainable, match="micro-step m1.0 has 101 tokens, batch.micro_step_tokens is 100"):
         cast.until(lambda: False, cast.move_core)
     assert not cast.core._member._replica.gradient_buffer().any()  # type: ignore[attr-defined]
+
+
+def test_a_token_beyond_the_vocabulary_is_refused() -> None:
+    step = packed(micro_step(1, 5))
+    largest = int(step.ids.max())
+    require_trainable(step, 1, largest + 1)
+    with pytest.raises(Untrainable, match=f"a token id lies outside the vocabulary of {largest}"):
+        require_trainable(step, 1, largest)
 
 
 @pytest.mark.parametrize(("step", "known"), [(1, "0 was published as"), (2, "1 was committed with")])
@@ -318,5 +328,6 @@ def test_a_step_on_weights_that_nobody_knows_is_refused_before_any_gradient(stag
     cast.log.append_all([micro_step(step, 0), opened])
     with pytest.raises(
         TrainingError, match=f"step {step} was opened on weights ffffffffffffffff, which nobody knows: .* {known}"
-    ):
+    ) as error:
         cast.until(lambda: False, cast.move_core)
+    assert not isinstance(error.value, DeadEnd)  # the next core opens the step anew

@@ -8,7 +8,7 @@ import torch
 from gyre_engine.experts import Experts
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.model.weights import hf_names, megatron_shapes, to_hf, to_megatron
-from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.replica import Untrainable
 
 SHAPE = ModelShape("qwen3", 2, 12, 10, 4, 2, 3, 7, 64, 1e4, 1e-6, True)
 EXPERTS = Experts(count=3, chosen=2, ffn=5, normed=True, layers=(1,))
@@ -78,5 +78,5 @@ def test_a_groups_queries_key_and_value_lie_side_by_side():
 def test_a_state_of_another_model_is_refused_by_name():
     state = random_state(SHAPE)
     del state["model.layers.1.self_attn.q_norm.weight"]
-    with pytest.raises(TrainingError, match=r"missing \['model.layers.1.self_attn.q_norm.weight'\]"):
+    with pytest.raises(Untrainable, match=r"missing \['model.layers.1.self_attn.q_norm.weight'\]"):
         to_megatron(state, SHAPE)
