@@ -15,12 +15,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from examples.command import given, replayed, trained
 from examples.quickstart.tasks import Split, write_tasks
 from gyre_engine.config import Config, load_config
 from infra.cli.attach import attach
-from infra.cli.errors import fail, plainly
-from infra.cli.replaying import Verdict, in_words, replay_run
-from infra.cli.running import Interrupted, Ran, quiet_logging, train
+from infra.cli.errors import plainly
+from infra.cli.replaying import Verdict
+from infra.cli.running import Ran
 from infra.stack.layout import StackFolder
 
 HERE = Path(__file__).resolve().parent
@@ -83,23 +84,12 @@ def say_next(console: Console) -> None:
 def main() -> None:
     """Write the tasks, train, replay, tell."""
     parser = argparse.ArgumentParser(description="Trains the quickstart's model and replays the run.")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engine", choices=("native", "sglang"), default="native")
-    parser.add_argument("--set", action="append", default=[], metavar="section.key=value")
-    parser.add_argument("--verbose", action="store_true")
-    given = parser.parse_args()
-    quiet_logging(given.verbose)
+    options = given(parser)
     console, folder = Console(), StackFolder.here()
     console.print(f"{ensure_tasks(HERE / 'tasks')} programming tasks in {HERE / 'tasks'}", highlight=False)
-    try:
-        ran = train(configure(given.seed, given.engine, given.set), folder, console)
-    except Interrupted:
-        fail("interrupted: the run was stopped in order; what it logged is kept (`.venv/bin/gyre runs`)")
-    console.print("\nreplay: training again from the log and the initial weights alone", highlight=False)
+    ran = trained(configure(options.seed, options.engine, options.set), folder, console)
     with attach(ran.run, folder) as attached:
-        verdict = replay_run(attached, console, verify=True, until=0, overrides=[])
-        if verdict.verified is not False:
-            console.print(in_words(ran.run, verdict), highlight=False, soft_wrap=True)
+        verdict = replayed(attached, console)
     say_next(console)
     print(json.dumps(summary(ran, verdict)), flush=True)
 

@@ -12,15 +12,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from examples.command import given, replayed, trained
 from examples.smollm2.tasks import ensure_tasks
 from examples.smollm2.weights import WeightsError, ensure
 from gyre_engine.config import Config, load_config
 from gyre_engine.events import Event
 from gyre_engine.events.cells import ProbeGap
-from infra.cli.attach import Attached, attach
+from infra.cli.attach import attach
 from infra.cli.errors import fail, plainly
-from infra.cli.replaying import Verdict, in_words, replay_run
-from infra.cli.running import Interrupted, Ran, quiet_logging, train
+from infra.cli.replaying import Verdict
+from infra.cli.running import Ran
 from infra.stack.layout import StackFolder
 
 HERE = Path(__file__).resolve().parent
@@ -89,15 +90,6 @@ def summary(ran: Ran, by_version: dict[int, float], verdict: Verdict) -> dict[st
     }
 
 
-def replayed(attached: Attached, console: Console) -> Verdict:
-    """Train again from the log and say whether it is the same. Raises CommandError where it is not."""
-    console.print("\nreplay: training again from the log and the initial weights alone", highlight=False)
-    verdict = replay_run(attached, console, verify=True, until=0, overrides=[])
-    if verdict.verified is not False:
-        console.print(in_words(attached.info.run, verdict), highlight=False, soft_wrap=True)
-    return verdict
-
-
 @plainly
 def main() -> None:
     """Make what is missing, train, replay, tell."""
@@ -105,19 +97,11 @@ def main() -> None:
         prog="python -m examples.smollm2", description="Trains SmolLM2-135M-Instruct and replays the run."
     )
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engine", choices=("native", "sglang"), default="native")
-    parser.add_argument("--set", action="append", default=[], metavar="section.key=value")
-    parser.add_argument("--verbose", action="store_true")
-    given = parser.parse_args()
-    quiet_logging(given.verbose)
+    options = given(parser)
     console, folder = Console(), StackFolder.here()
-    config = configure(given.steps, given.seed, given.engine, given.set)
+    config = configure(options.steps, options.seed, options.engine, options.set)
     prepare(config, console)
-    try:
-        ran = train(config, folder, console)
-    except Interrupted:
-        fail("interrupted: the run was stopped in order; what it logged is kept (`.venv/bin/gyre runs`)")
+    ran = trained(config, folder, console)
     with attach(ran.run, folder) as attached:
         with attached.log() as log:
             by_version = gaps(record.event for record in log.read("cells"))
