@@ -56,7 +56,7 @@ class Publisher:
         probe: ids of a recorded path that engines score too; where there is none, the fixed ones are taken.
         """
         began = time.monotonic()
-        region = Region.of_array(np.frombuffer(self._image, dtype=np.uint8).copy())
+        region = Region.of_array(np.frombuffer(self._image, dtype=np.uint8))  # not a copy: bytes never change
         descriptor = self._transfer.register(region)
         self._kept.append((descriptor, region))
         ids = np.array(probe if len(probe) > 1 else self._fixed_probe, dtype=np.int32)
