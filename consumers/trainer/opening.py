@@ -48,8 +48,7 @@ def opened(ledger: Ledger, core_epoch: int, weights_hash: str, inputs: StepInput
 
 def _missing(board: Board, settings: TrainerSettings) -> tuple[str, ...]:
     backlog = board.backlog
-    known = {g.group_number for g in backlog.admitted} | set(backlog.consumed.values())
-    missing = missing_groups(known, len(backlog.consumed), settings.plan)
+    missing = missing_groups(backlog.numbers, len(backlog.consumed), settings.plan)
     return tuple(f"group {n}" for n in missing[:_NAMED])
 
 

@@ -24,8 +24,9 @@ class Backlog:
     """`admitted`: groups in the order of their admission; `calls`: of the executions that may still be trained."""
 
     waiting: dict[str, GroupAdmitted] = field(default_factory=dict)
-    consumed: dict[str, int] = field(default_factory=dict)
-    """Group -> its number; -1 until its admission was read."""
+    consumed: set[str] = field(default_factory=set)
+    numbers: set[int] = field(default_factory=set)
+    """Of all groups whose admission was read, the consumed ones among them."""
     calls: OwnedCalls = field(default_factory=OwnedCalls)
     reported: set[str] = field(default_factory=set)
     evaluations: set[str] = field(default_factory=set)
@@ -60,14 +61,14 @@ class Backlog:
         """A committed step has trained on these groups."""
         for name in groups:
             group = self.waiting.pop(name, None)
-            self.consumed[name] = group.group_number if group else self.consumed.get(name, -1)
+            self.consumed.add(name)
             if group is not None:
                 self._forget(e.execution for e in group.executions)
 
     def _admit(self, event: GroupAdmitted) -> None:
+        self.numbers.add(event.group_number)
         self._forget(left.what for left in event.left_out)
         if event.group in self.consumed:
-            self.consumed[event.group] = event.group_number
             self._forget(e.execution for e in event.executions)
         else:
             self.waiting.setdefault(event.group, event)
