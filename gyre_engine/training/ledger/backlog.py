@@ -1,9 +1,10 @@
 """What a core has yet to train on: admitted groups, and the model calls of their executions. A fold, in any order of topics.
 
-State: groups that are not consumed, the names of those that are, and the calls of executions that may still be trained. What is
-consumed, left out, discarded, only evaluated or admitted without anything to train is forgotten at once, also where it is read again
-later. So the calls are bounded by what is dispatched and not trained yet. Of everything else a name stays, some hundred bytes an
-execution of the run, because its calls may still stand unread on another topic.
+State: groups that are not consumed, and the calls of executions that may still be trained. What is consumed, left out, discarded, only
+evaluated or admitted without anything to train is forgotten at once, also where it is read again later. As its calls may still stand
+unread on another topic, its name stays: of executions for as long as their group is not consumed, then that of the group alone. So the
+state is bounded by what is dispatched and not trained yet, but for some 200 bytes a group that is over: 0.13 GB after 10,000 steps of
+64 groups.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class Backlog:
     reported: set[str] = field(default_factory=set)
     evaluations: set[str] = field(default_factory=set)
     """Evaluations that were dispatched and are not reported yet: they are pinned to the published version."""
-    _over: set[str] = field(default_factory=set)
+    _evaluated: set[str] = field(default_factory=set)
+    """Groups of evaluations."""
+    _over: dict[str, set[str]] = field(default_factory=dict)
+    """By group that is neither consumed nor evaluated: its executions whose calls are not wanted any more."""
 
     @property
     def admitted(self) -> list[GroupAdmitted]:
@@ -44,6 +48,7 @@ class Backlog:
             case GroupAdmitted():
                 self._admit(event)
             case Dispatched(evaluation=str() as evaluation, execution=execution):
+                self._evaluated.add(_group_of(execution))
                 self._forget([execution])
                 if evaluation not in self.reported:
                     self.evaluations.add(evaluation)
@@ -52,7 +57,7 @@ class Backlog:
                 self.evaluations.discard(event.evaluation)
             case Discarded(execution=execution):
                 self._forget([execution])
-            case ProxyOwns() | ModelCall() | ExecutionClosed() if event.execution not in self._over:
+            case ProxyOwns() | ModelCall() | ExecutionClosed() if self._wants(event.execution):
                 self.calls.see(event)
             case _:
                 pass
@@ -62,6 +67,7 @@ class Backlog:
         for name in groups:
             group = self.waiting.pop(name, None)
             self.consumed.add(name)
+            self._over.pop(name, None)
             if group is not None:
                 self._forget(e.execution for e in group.executions)
 
@@ -77,5 +83,15 @@ class Backlog:
 
     def _forget(self, executions: Iterable[str]) -> None:
         for execution in executions:
-            self._over.add(execution)
+            if self._wants(execution):
+                self._over.setdefault(_group_of(execution), set()).add(execution)
             self.calls.forget(execution)
+
+    def _wants(self, execution: str) -> bool:
+        """Whether its calls may still be trained."""
+        group = _group_of(execution)
+        return group not in self.consumed and group not in self._evaluated and execution not in self._over.get(group, ())
+
+
+def _group_of(execution: str) -> str:
+    return execution.rsplit(".", 2)[0]
