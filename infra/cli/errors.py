@@ -1,4 +1,5 @@
-"""How a command ends: with what it was asked for (0), or with a line a problem that names the thing and the remedy (1)."""
+"""How a command ends: with what it was asked for (0), with a line a problem that names the thing and the remedy (1), or by a signal
+(128 and its number, as shells have it)."""
 
 from __future__ import annotations
 
@@ -48,11 +49,11 @@ class CommandError(RuntimeError):
     """A command cannot do what it was asked; the text says why and what would help."""
 
 
-def fail(message: object) -> NoReturn:
-    """Say it on stderr, each line as gyre's, and end with status 1."""
+def fail(message: object, status: int = 1) -> NoReturn:
+    """Say it on stderr, each line as gyre's, and end."""
     for line in str(message).splitlines():
         print(line if line.startswith("gyre: ") else f"gyre: {line}", file=sys.stderr)
-    raise SystemExit(1)
+    raise SystemExit(status)
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """`gyre`: every command, its arguments, and nothing else.
 
-promises  exit status 0 only when a command did what was asked, 2 where it was called wrongly; errors are lines that name the thing
-          and the remedy
+promises  exit status 0 only when a command did what was asked, 2 where it was called wrongly, 128 and its number where a signal ended
+          it; errors are lines that name the thing and the remedy
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def run(
             return
         try:
             train(config, StackFolder.here(), Console(), resumed=resumed)
-        except Interrupted:
-            fail("interrupted: the run was stopped in order; `gyre run --resume latest` goes on with it")
+        except Interrupted as interrupted:
+            fail(interrupted, interrupted.status)
 
 
 @app.command(epilog=example("replay"))

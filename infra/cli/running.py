@@ -52,7 +52,15 @@ class Resumed:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM: the run is stopped in order."""
+    """Ctrl-C or SIGTERM: the run is stopped in order. `run`: its name, once it can be gone on with; `status`: to end with."""
+
+    def __init__(self, number: int) -> None:
+        self.status, self.run = 128 + number, ""
+
+    def __str__(self) -> str:
+        if not self.run:
+            return "interrupted before the run began: there is nothing to go on with"
+        return f"interrupted: {self.run} was stopped in order; `gyre run --resume {self.run}` goes on with it"
 
 
 def train(config: Config, folder: StackFolder, console: Console, *, resumed: Resumed | None = None) -> Ran:
@@ -69,8 +77,9 @@ def train(config: Config, folder: StackFolder, console: Console, *, resumed: Res
             with _shown(session, console) as show:
                 session.follow(show)
             outcome = "completed"
-        except Interrupted:
+        except Interrupted as interrupted:
             outcome, reason = "stopped", "interrupted"
+            interrupted.run = session.run if session.on_the_log else ""
             raise
         except StackEnded as error:
             reason = str(error)
@@ -118,8 +127,8 @@ def _say(console: Console, event: SupervisorEvent) -> None:
 
 @contextmanager
 def _interrupts() -> Iterator[None]:
-    def stop(_number: int, _frame: object) -> None:
-        raise Interrupted
+    def stop(number: int, _frame: object) -> None:
+        raise Interrupted(number)
 
     before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -65,11 +65,13 @@ class Session:
     log: KafkaLog | None = None
     view: RunView = field(init=False)
     _resumed: bool = field(init=False, default=False)
+    on_the_log: bool = field(init=False, default=False)
+    """There is a start of it on `runs`, so that it can be gone on with."""
     began: float = 0.0
 
     def __post_init__(self) -> None:
         self.view = RunView(self.config.run.steps)
-        self._resumed = bool(self.run)
+        self._resumed = self.on_the_log = bool(self.run)
         self.pinned = self.pinned or to_json(self.config)
         self.run = self.run or f"{self.config.run.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
 
@@ -92,6 +94,7 @@ class Session:
             self._resume(self.log)
         else:
             start_run(self.log, self._run_started(partitions, kafka))
+            self.on_the_log = True
         self.supervisor.note(
             run=self.run, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix, proxy_url=self.launch.proxy_url,
             clickhouse_url=self.launch.clickhouse_url, metrics_url=self.launch.metrics_url,
