@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
+from multiprocessing.synchronize import Event as EventOfProcesses
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ from gyre_engine.events.training import (
     StepCommitted,
     StepOpened,
 )
+from gyre_engine.log.consumer import serve
 from gyre_engine.log.kafka import KafkaLog
 from gyre_engine.log.settings import KafkaSettings
 from gyre_engine.log.topics import ensure_topics
@@ -64,14 +66,18 @@ def settings(cell: str, model: str, folder: str) -> TrainerSettings:
     )  # fmt: skip
 
 
-def train(cell: str, servers: str, run: str, model: str, folder: str) -> None:
-    """A trainer process."""
-    from consumers.trainer.process import replica_of
-    from consumers.trainer.process import run as run_trainer
+def train(cell: str, has_read: EventOfProcesses, servers: str, run: str, model: str, folder: str) -> None:
+    """A trainer process. has_read: set once it has read what stood on the log when it started."""
+    from consumers.trainer.process import Trainer, replica_of
+
+    class Telling(Trainer):
+        def caught_up(self) -> None:
+            super().caught_up()
+            has_read.set()
 
     own = settings(cell, model, folder)
     replica = replica_of(own)
-    run_trainer(own, KafkaLog(KafkaSettings(servers), run), replica)
+    serve(Telling(own, KafkaLog(KafkaSettings(servers), run), replica))
 
 
 def burst() -> Iterator[Event]:
@@ -127,10 +133,17 @@ class Follower:
 
 @contextmanager
 def trainers(context: ForkServerContext, cells: list[str], *given: str) -> Iterator[None]:
-    processes = [context.Process(target=train, args=(cell, *given), daemon=True) for cell in cells]
+    """They run inside, and have read the log."""
+    have_read = {cell: context.Event() for cell in cells}
+    processes = [
+        context.Process(target=train, args=(cell, has_read, *given), daemon=True) for cell, has_read in have_read.items()
+    ]
     for process in processes:
         process.start()
     try:
+        for cell, has_read in have_read.items():
+            if not has_read.wait(LIMIT_S):
+                raise TimeoutError(f"the trainer of {cell} has not read the log within {LIMIT_S:.0f} s")
         yield
     finally:
         for process in processes:
@@ -160,7 +173,6 @@ def one(context: ForkServerContext, servers: str, run: str, model: str, folder: 
         with trainers(context, cells, servers, run, model, f"{folder}/{run}"):
             ledger = Follower(log)
             ledger.first(Published)
-            time.sleep(3.0)  # the satellite has read the log too; its start is no part of this
             begin = BeginBurst(epoch=1, number=1, step=0, reason="", water_level=0, sampling_capacity=0)
             log.append_all([SchedulerElected(epoch=1, holder="bench"), role(CORE, CellRole.TRAINING), begin])
             opened = ledger.first(StepOpened)
