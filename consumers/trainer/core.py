@@ -30,7 +30,8 @@ from gyre_engine.log.election import Deposed
 from gyre_engine.training.checkpoint import Origin
 from gyre_engine.training.ledger.fold import OpenStep
 from gyre_engine.training.ledger.sums import mean_loss, step_totals
-from gyre_engine.training.replica import Optimizer, TrainingReplica, UpdateMetrics
+from gyre_engine.training.metrics import UpdateMetrics
+from gyre_engine.training.replica import Optimizer, TrainingReplica
 from gyre_engine.transfer import Transfer
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,8 @@ from gyre_engine.events.training import Claimed, MemberJoined, Sealed
 from gyre_engine.training.ledger.fold import Member, OpenStep
 from gyre_engine.training.ledger.merge import buffer_hash
 from gyre_engine.training.ledger.sums import flat_metrics
-from gyre_engine.training.replica import StepMetrics, TrainingReplica
+from gyre_engine.training.metrics import StepMetrics
+from gyre_engine.training.replica import TrainingReplica
 from gyre_engine.transfer import Descriptor, IntegrityError, PeerLost, Region, Transfer, WrongKey
 from gyre_engine.transfer.pull import Pull
 

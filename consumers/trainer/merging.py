@@ -19,7 +19,8 @@ from consumers.trainer.stopwatch import Stopwatch
 from gyre_engine.events.training import MemberReleased, Sealed, StepRefused
 from gyre_engine.training.ledger.fold import OpenStep
 from gyre_engine.training.ledger.merge import buffer_hash, merge, update
-from gyre_engine.training.replica import NonFiniteGradient, Optimizer, TrainingError, UpdateMetrics
+from gyre_engine.training.metrics import UpdateMetrics
+from gyre_engine.training.replica import NonFiniteGradient, Optimizer, TrainingError
 from gyre_engine.transfer import Descriptor, IntegrityError, PeerLost, Region, Transfer, WrongKey
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from torch import Tensor
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.losses.config import Entropy, LossConfig
 from gyre_engine.losses.policy import PolicyLoss
-from gyre_engine.training.replica import ABOVE, BELOW, Drift, StepMetrics, Tails
+from gyre_engine.training.metrics import ABOVE, BELOW, Drift, StepMetrics, Tails
 
 
 def step_metrics(step: PackedMicroStep, version: int, result: PolicyLoss, log_ratio: Tensor, loss: LossConfig) -> StepMetrics:

@@ -99,8 +99,8 @@ def trainer(folder: str, cell: str) -> None:
     """In the place of infra.stack.entries.trainer."""
     from gyre_engine.batching import PackedMicroStep
     from gyre_engine.losses.config import LossConfig
+    from gyre_engine.training.metrics import StepMetrics
     from gyre_engine.training.model import megatron
-    from gyre_engine.training.replica import StepMetrics
 
     note = notebook(folder, cell, "training")
 

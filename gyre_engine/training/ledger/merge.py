@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from gyre_engine.batching import PackedMicroStep
 from gyre_engine.losses.config import LossConfig
-from gyre_engine.training.replica import Hyper, NonFiniteGradient, Optimizer, StepMetrics, TrainingReplica, UpdateMetrics
+from gyre_engine.training.metrics import StepMetrics, UpdateMetrics
+from gyre_engine.training.replica import Hyper, NonFiniteGradient, Optimizer, TrainingReplica
 
 
 class ReplayDiverged(RuntimeError):

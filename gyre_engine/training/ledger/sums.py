@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from gyre_engine.events.training import Sealed
-from gyre_engine.training.replica import ABOVE, BELOW, StepMetrics
+from gyre_engine.training.metrics import ABOVE, BELOW, StepMetrics
 
 TAILS = (*(f"ratio_above_{bound:g}" for bound in ABOVE), *(f"ratio_below_{bound:g}" for bound in BELOW))
 """Names of the counts of importance weights beyond each bound."""

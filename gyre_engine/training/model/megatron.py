@@ -18,13 +18,14 @@ from torch._C._distributed_c10d import HashStore
 
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.losses.config import LossConfig
+from gyre_engine.training.metrics import StepMetrics
 from gyre_engine.training.model.flat import FlatParameters, flatten
 from gyre_engine.training.model.megatron_core import parallel_state
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.model.tree_model import build_model, prepare_process
 from gyre_engine.training.model.weights import read_image, to_hf, to_megatron
 from gyre_engine.training.optimizer.adamw import OneShard
-from gyre_engine.training.replica import ReplicaOptions, StepMetrics, Untrainable, require_trainable
+from gyre_engine.training.replica import ReplicaOptions, Untrainable, require_trainable
 
 
 class MegatronReplica:

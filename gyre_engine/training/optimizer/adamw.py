@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gyre_engine.training.metrics import UpdateMetrics
 from gyre_engine.training.model.flat import FlatParameters, span, units_of
 from gyre_engine.training.optimizer import shard_store
 from gyre_engine.training.optimizer.schedule import rates
 from gyre_engine.training.optimizer.shard import Shard, Update
-from gyre_engine.training.replica import Hyper, NonFiniteGradient, TrainingError, UpdateMetrics
+from gyre_engine.training.replica import Hyper, NonFiniteGradient, TrainingError
 
 
 class Shards(Protocol):

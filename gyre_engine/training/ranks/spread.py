@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.batching.splitting import joined, split
 from gyre_engine.losses.config import LossConfig
+from gyre_engine.training.metrics import StepMetrics
 from gyre_engine.training.model.flat import FlatParameters, Slot, allocate
 from gyre_engine.training.model.megatron import fill, image_of
 from gyre_engine.training.model.shape import ModelShape
@@ -27,7 +28,7 @@ from gyre_engine.training.ranks.mesh import Mesh, require_fit
 from gyre_engine.training.ranks.rank import LEADER, Rank
 from gyre_engine.training.ranks.sharding import Sharding
 from gyre_engine.training.ranks.spread_shards import SpreadShards
-from gyre_engine.training.replica import ReplicaOptions, StepMetrics, TrainingError, require_trainable
+from gyre_engine.training.replica import ReplicaOptions, TrainingError, require_trainable
 
 
 class SpreadReplica:

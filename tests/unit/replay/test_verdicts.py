@@ -26,7 +26,8 @@ from gyre_engine.log.memory import MemoryLog
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.losses.names import LossError
 from gyre_engine.training.ledger.history import history_of
-from gyre_engine.training.replica import StepMetrics, TrainingError
+from gyre_engine.training.metrics import StepMetrics
+from gyre_engine.training.replica import TrainingError
 from tests.unit.replay.test_derived_again import logged
 from tests.unit.training.cast import Cast
 from tests.unit.training.test_same_bits import HYPER, Staged, WavyReplica, clock, hashes, run, staged  # noqa: F401

@@ -10,10 +10,10 @@ import pytest
 
 from gyre_engine.batching import ExecutionWork, Segment, pack
 from gyre_engine.losses import LossConfig
+from gyre_engine.training.metrics import Drift, StepMetrics
 from gyre_engine.training.model.flat import Slot, Unit
 from gyre_engine.training.optimizer.shard import Update
 from gyre_engine.training.ranks.orders import BadOrder, decode, encode
-from gyre_engine.training.replica import Drift, StepMetrics
 
 
 def same(one, two):

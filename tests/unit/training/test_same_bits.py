@@ -5,6 +5,7 @@ gradients that are not finite. The bench of test_trainers_protocol, with Megatro
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,15 @@ from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import packed
 from gyre_engine.dead_end import DeadEnd
 from gyre_engine.events.cells import CellRole
-from gyre_engine.events.training import MicroStep, Sealed, StepCommitted, StepOpened, StepRefused
+from gyre_engine.events.training import CheckpointPassedOver, MicroStep, Sealed, StepCommitted, StepOpened, StepRefused
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import CheckpointError, OfSomethingElse, Origin
 from gyre_engine.training.ledger.history import history_of, train_again
+from gyre_engine.training.metrics import StepMetrics
 from gyre_engine.training.model.flat import flatten
 from gyre_engine.training.optimizer.adamw import AdamW
-from gyre_engine.training.replica import Hyper, StepMetrics, TrainingError, Untrainable, require_trainable
+from gyre_engine.training.replica import Hyper, TrainingError, Untrainable, require_trainable
 from tests.unit.training.cast import Cast, Clock
 from tests.unit.training.test_faults_of_trainers import POINTS, die_at
 from tests.unit.training.test_trainers_protocol import micro_step
@@ -206,9 +208,18 @@ def test_an_optimizer_that_is_not_what_was_stored_is_an_error(staged: Staged) ->
         recover(cast.settings("c0"), cast.log, replica, Misread(replica.parameters))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("damage", ["truncated weights", "truncated state", "no manifest", "no hashes"])
-def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Staged, damage: str) -> None:
-    """Step 2 is made again after step 1: the bits are the same."""
+@pytest.mark.parametrize(
+    ("damage", "wrong"),
+    [
+        ("truncated weights", "/step-00000002/model.safetensors is damaged: its hash is not the manifest's"),
+        ("truncated state", "/step-00000002/optimizer/__0_0.distcp is damaged: its hash is not the manifest's"),
+        ("no manifest", " holds no checkpoint of step 2; it has [1]"),
+        ("no hashes", "/step-00000002/manifest.json is damaged: it has no sha256, position"),
+        ("other weights", " holds other weights for step 2 than the ledger says"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Staged, damage: str, wrong: str) -> None:
+    """Step 2 is made again after step 1: the bits are the same. The ledger says so, once."""
     expected = run(staged(1), STEPS)
     cast = staged(1)
     run(cast, 2)
@@ -218,10 +229,37 @@ def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Stag
         (folder / "manifest.json").unlink()
     elif damage == "no hashes":
         (folder / "manifest.json").write_text('{"format": 2, "step": 2}')
+    elif damage == "other weights":
+        other = staged(1, hyper=Hyper(lr=0.01))
+        run(other, 2)
+        shutil.rmtree(folder)
+        shutil.copytree(Path(other.url.removeprefix("file://")) / "step-00000002", folder)
     else:
         part.write_bytes(part.read_bytes()[:-8])
     cast.next_core()
+    (event,) = cast.events(CheckpointPassedOver)
+    assert (event.core_epoch, event.step, event.instead) == (2, 2, 1)  # type: ignore[attr-defined]
+    assert event.reason.endswith(wrong)  # type: ignore[attr-defined]
+    if damage != "other weights":  # which are not written over: a person may want them
+        assert run(cast, STEPS) == expected
+
+
+def test_where_no_checkpoint_can_be_used_each_is_named_and_the_initial_weights_are_taken(staged: Staged) -> None:
+    expected = run(staged(1), STEPS)
+    cast = staged(1)
+    run(cast, 2)
+    shutil.rmtree(cast.url.removeprefix("file://"))
+    cast.next_core()
+    events = cast.events(CheckpointPassedOver)
+    assert [(e.step, e.instead) for e in events] == [(2, 0), (1, 0)]  # type: ignore[attr-defined]
     assert run(cast, STEPS) == expected
+
+
+def test_a_core_that_finds_its_checkpoint_passes_over_none(staged: Staged) -> None:
+    cast = staged(1)
+    run(cast, 2)
+    cast.next_core()
+    assert cast.events(CheckpointPassedOver) == []
 
 
 def test_the_manifest_says_how_far_the_data_went(staged: Staged) -> None:

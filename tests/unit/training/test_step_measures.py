@@ -12,7 +12,7 @@ from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.losses.policy import PolicyLoss
 from gyre_engine.training.measures import step_metrics
-from gyre_engine.training.replica import StepMetrics, Tails
+from gyre_engine.training.metrics import StepMetrics, Tails
 
 RATIOS = [1.0, 3.0, 6.0, 12.0, 0.4, 0.15, 0.05, 2.0, 0.5]
 """Two lie on a bound: they are not beyond it."""

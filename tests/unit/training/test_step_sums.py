@@ -6,7 +6,7 @@ import pytest
 
 from gyre_engine.events.training import Sealed
 from gyre_engine.training.ledger.sums import drift_by_staleness, flat_metrics, mean_loss, step_totals
-from gyre_engine.training.replica import Drift, StepMetrics, Tails
+from gyre_engine.training.metrics import Drift, StepMetrics, Tails
 
 FIRST = StepMetrics(
     tokens=50, targets=10, loss=3.0, policy_loss=2.0, kl_loss=1.5, entropy_loss=-0.5, clipped=1, entropy_sum=20.0, entropy_targets=10,

@@ -40,7 +40,8 @@ from gyre_engine.log.memory import MemoryLog, MemoryStore
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.training import checkpoint
-from gyre_engine.training.replica import Hyper, StepMetrics, UpdateMetrics
+from gyre_engine.training.metrics import StepMetrics, UpdateMetrics
+from gyre_engine.training.replica import Hyper
 from gyre_engine.transfer.tcp import TcpTransfer
 
 MICRO_STEPS = 6

@@ -16,7 +16,7 @@ from gyre_engine.batching import PackedMicroStep
 from gyre_engine.events.cells import CellRole, SchedulerElected
 from gyre_engine.events.training import Claimed, MemberReleased, Sealed, StepOpened, Waiting
 from gyre_engine.losses.config import LossConfig
-from gyre_engine.training.replica import StepMetrics
+from gyre_engine.training.metrics import StepMetrics
 from tests.unit.training.cast import LEASE_S, Cast, Clock
 from tests.unit.training.test_publisher import Held
 from tests.unit.training.test_trainers_protocol import MICRO_STEPS, CountingReplica, admitted, begin
