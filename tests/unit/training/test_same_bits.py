@@ -5,7 +5,6 @@ gradients that are not finite. The bench of test_trainers_protocol, with Megatro
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import packed
 from gyre_engine.dead_end import DeadEnd
 from gyre_engine.events.cells import CellRole
-from gyre_engine.events.training import CheckpointPassedOver, MicroStep, Sealed, StepCommitted, StepOpened, StepRefused
+from gyre_engine.events.training import MicroStep, Sealed, StepCommitted, StepOpened, StepRefused
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import CheckpointError, OfSomethingElse, Origin
@@ -208,18 +207,9 @@ def test_an_optimizer_that_is_not_what_was_stored_is_an_error(staged: Staged) ->
         recover(cast.settings("c0"), cast.log, replica, Misread(replica.parameters))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("damage", "wrong"),
-    [
-        ("truncated weights", "/step-00000002/model.safetensors is damaged: its hash is not the manifest's"),
-        ("truncated state", "/step-00000002/optimizer/__0_0.distcp is damaged: its hash is not the manifest's"),
-        ("no manifest", " holds no checkpoint of step 2; it has [1]"),
-        ("no hashes", "/step-00000002/manifest.json is damaged: it has no sha256, position"),
-        ("other weights", " holds other weights for step 2 than the ledger says"),
-    ],
-)
-def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Staged, damage: str, wrong: str) -> None:
-    """Step 2 is made again after step 1: the bits are the same. The ledger says so, once."""
+@pytest.mark.parametrize("damage", ["truncated weights", "truncated state", "no manifest", "no hashes"])
+def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Staged, damage: str) -> None:
+    """Step 2 is made again after step 1: the bits are the same."""
     expected = run(staged(1), STEPS)
     cast = staged(1)
     run(cast, 2)
@@ -229,37 +219,10 @@ def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Stag
         (folder / "manifest.json").unlink()
     elif damage == "no hashes":
         (folder / "manifest.json").write_text('{"format": 2, "step": 2}')
-    elif damage == "other weights":
-        other = staged(1, hyper=Hyper(lr=0.01))
-        run(other, 2)
-        shutil.rmtree(folder)
-        shutil.copytree(Path(other.url.removeprefix("file://")) / "step-00000002", folder)
     else:
         part.write_bytes(part.read_bytes()[:-8])
     cast.next_core()
-    (event,) = cast.events(CheckpointPassedOver)
-    assert (event.core_epoch, event.step, event.instead) == (2, 2, 1)  # type: ignore[attr-defined]
-    assert event.reason.endswith(wrong)  # type: ignore[attr-defined]
-    if damage != "other weights":  # which are not written over: a person may want them
-        assert run(cast, STEPS) == expected
-
-
-def test_where_no_checkpoint_can_be_used_each_is_named_and_the_initial_weights_are_taken(staged: Staged) -> None:
-    expected = run(staged(1), STEPS)
-    cast = staged(1)
-    run(cast, 2)
-    shutil.rmtree(cast.url.removeprefix("file://"))
-    cast.next_core()
-    events = cast.events(CheckpointPassedOver)
-    assert [(e.step, e.instead) for e in events] == [(2, 0), (1, 0)]  # type: ignore[attr-defined]
     assert run(cast, STEPS) == expected
-
-
-def test_a_core_that_finds_its_checkpoint_passes_over_none(staged: Staged) -> None:
-    cast = staged(1)
-    run(cast, 2)
-    cast.next_core()
-    assert cast.events(CheckpointPassedOver) == []
 
 
 def test_the_manifest_says_how_far_the_data_went(staged: Staged) -> None:
