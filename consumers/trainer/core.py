@@ -1,7 +1,8 @@
 """The core: opens steps, has sealed gradients merged, commits, and pays what a commit owes.
 
 reads     the board (training, commands, trajectories, executions, model-calls)
-writes    micro-steps; training: step-opened, member-released, step-refused, step-committed, published, checkpointed, waiting
+writes    micro-steps; training: step-opened, member-released, step-refused, step-committed, published, checkpointed,
+          checkpoint-passed-over, waiting
 promises  a step opens only with its whole batch, and in a burst that the scheduler let begin; its order is logged before anybody
           computes; only a committed version is published, from an immutable buffer; whatever it waits for is named on the ledger
 """
@@ -21,10 +22,10 @@ from consumers.trainer.merging import Merging
 from consumers.trainer.opening import next_inputs, opened
 from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher
-from consumers.trainer.recovery import recover
+from consumers.trainer.recovery import PassedOver, recover
 from consumers.trainer.settings import TrainerSettings
 from gyre_engine.batching.step_inputs import ReferenceScorer, StepInputs, probe
-from gyre_engine.events.training import Sealed, StepCommitted, Waiting
+from gyre_engine.events.training import CheckpointPassedOver, Sealed, StepCommitted, Waiting
 from gyre_engine.log import Log
 from gyre_engine.log.election import Deposed
 from gyre_engine.training.checkpoint import Origin
@@ -70,7 +71,8 @@ class Core:
         """
         held = self._dues.held if self._dues.evaluations else -1
         through = held if 0 <= held < self._board.ledger.step else None
-        recovered = recover(self._settings, log, replica, self._optimizer, origin, through, partial(self._republish, held))
+        there = partial(self._republish, held)
+        recovered = recover(self._settings, log, replica, self._optimizer, origin, through, there, self._passed_over)
         self._member.holds(recovered.version)
         self._publisher.export()
         self._dues.resume(recovered)
@@ -79,6 +81,11 @@ class Core:
     def _republish(self, version: int, probe_ids: list[int]) -> None:
         self._publisher.export()
         self._publisher.publish(self._epoch, version, probe_ids)
+
+    def _passed_over(self, passed: PassedOver, instead: int) -> None:
+        """Said before the steps after it are made again, which may take long."""
+        logger.warning("checkpoint of step %d cannot be used, step %d is taken instead: %s", passed.step, instead, passed.reason)
+        self._pen.write([CheckpointPassedOver(core_epoch=self._epoch, step=passed.step, reason=passed.reason, instead=instead)])
 
     @property
     def done(self) -> bool:

@@ -6,7 +6,6 @@ promises  recovery is the newest checkpoint that can be read plus the committed 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,6 @@ from gyre_engine.training.checkpoint import Checkpoint, Origin
 from gyre_engine.training.ledger.history import History, history_of, train_again
 from gyre_engine.training.ledger.merge import ReplayDiverged
 from gyre_engine.training.replica import Optimizer, TrainingReplica
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +37,32 @@ class Recovered:
     probe: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A checkpoint that the ledger names and that cannot be used, and what is wrong with it."""
+
+    step: int
+    reason: str
+
+
 def recover(
     settings: TrainerSettings, log: Log, replica: TrainingReplica, optimizer: Optimizer, origin: Origin | None = None,
     through: int | None = None, there: Callable[[list[int]], None] = lambda _: None,
+    tell: Callable[[PassedOver, int], None] = lambda _passed, _instead: None,
 ) -> Recovered:  # fmt: skip
     """Bring replica and optimizer to the last committed step. Raises ReplayDiverged where hashes differ.
 
     origin:  what a checkpoint must belong to; of something else it raises CheckpointError, before any weights change
     through: a version to pass on the way; `there` is called with its probe while the replica holds it
+    tell:    hears of each checkpoint that cannot be used, with the step of the one that is taken instead
     """
     records = list(log.read("training"))
     history = history_of(r.event for r in records)
-    start = _start(history, settings, replica, optimizer, origin or Origin(), through)
+    known = [event for event in history.checkpoints if through is None or event.step <= through]
+    stored, passed = _newest(history, known, settings.checkpoint_url)
+    for each in passed[: settings.checkpoint_keep or None]:  # those before were removed, or were to be
+        tell(each, stored.step if stored else 0)
+    start = _start(stored, settings, replica, optimizer, origin or Origin())
     if start == through:
         there(_probe(log, history, start))
     packs = packs_of(log, history.needed_micro_steps(after=start))
@@ -92,16 +103,9 @@ def _micro_steps(log: Log, names: set[str]) -> Iterator[MicroStep]:
 
 
 def _start(
-    history: History,
-    settings: TrainerSettings,
-    replica: TrainingReplica,
-    optimizer: Optimizer,
-    origin: Origin,
-    through: int | None,
+    stored: Checkpoint | None, settings: TrainerSettings, replica: TrainingReplica, optimizer: Optimizer, origin: Origin
 ) -> int:
-    """Load the newest checkpoint up to `through` that the ledger names and that can be read, or the initial weights; their step."""
-    known = [event for event in history.checkpoints if through is None or event.step <= through]
-    stored = _newest(history, known, settings.checkpoint_url)
+    """Load this checkpoint, or the initial weights; their step."""
     if stored is None:
         replica.load(Path(settings.model_path), 0)
         return 0
@@ -116,17 +120,19 @@ def _start(
     return stored.step
 
 
-def _newest(history: History, known: Sequence[Checkpointed], url: str) -> Checkpoint | None:
+def _newest(history: History, known: Sequence[Checkpointed], url: str) -> tuple[Checkpoint | None, list[PassedOver]]:
+    """The newest of those that the ledger names and that can be read, and what is wrong with newer ones."""
     committed = {s.committed.step: s.committed.weights_hash for s in history.steps}
+    passed: list[PassedOver] = []
     for event in reversed(known):
         if committed.get(event.step) != event.weights_hash:
             continue
         try:
             stored = checkpoint.read(url, event.step)
         except checkpoint.CheckpointError as error:
-            logger.warning("checkpoint of step %d cannot be used, trying an older one: %s", event.step, error)
+            passed.append(PassedOver(event.step, str(error).removesuffix(checkpoint.REMEDY)))
             continue
         if stored.weights_hash == event.weights_hash:
-            return stored
-        logger.warning("checkpoint of step %d holds other weights than the ledger says: trying an older one", event.step)
-    return None
+            return stored, passed
+        passed.append(PassedOver(event.step, f"{url} holds other weights for step {event.step} than the ledger says"))
+    return None, passed

@@ -249,6 +249,19 @@ class Checkpointed(Event):
     url: str
 
 
+@event("checkpoint-passed-over", topic="training", key="run")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPassedOver(Event):
+    """A core that recovered could not use a checkpoint that the ledger names, and goes on from an older one."""
+
+    core_epoch: int
+    step: int
+    reason: str
+    """What is wrong with it."""
+    instead: int
+    """The step of the checkpoint that it goes on from; 0: the initial weights."""
+
+
 @event("waiting", topic="training", key="run")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(Event):

@@ -26,6 +26,7 @@ _OLD_OPTIMIZER = "optimizer.safetensors"
 _FORMAT = 2
 _STEP = re.compile(r"step-(\d{8,})")
 _CHUNK = 1 << 24
+REMEDY = "; resume from an older step"
 
 
 class CheckpointError(RuntimeError):
@@ -33,7 +34,7 @@ class CheckpointError(RuntimeError):
 
 
 class OfSomethingElse(CheckpointError, DeadEnd):
-    """It is whole, and of another model or another config than this run's."""
+    """It is whole, and of another model, another config or another history than this run's: it stays so until a person moves it."""
 
 
 class Damaged(CheckpointError):
@@ -94,7 +95,7 @@ class Checkpoint:
 
 
 def write(url: str, checkpoint: Checkpoint, save: Callable[[str], None], void: Collection[tuple[int, str]] = ()) -> str:
-    """Write `checkpoint` below `url`; its folder. The same again is no write, unless it is damaged; another raises CheckpointError.
+    """Write `checkpoint` below `url`; its folder. The same again is no write, unless it is damaged; another raises OfSomethingElse.
 
     save: writes the optimizer's state into the folder at a URL
     void: commits (offset, weights' hash) that the ledger did not take: what was stored of them is written over
@@ -120,7 +121,7 @@ def write(url: str, checkpoint: Checkpoint, save: Callable[[str], None], void: C
 
 
 def _stands(url: str, checkpoint: Checkpoint, void: Collection[tuple[int, str]]) -> bool:
-    """Whether it is stored already; not where what is there is damaged or void. Raises CheckpointError where it is another one."""
+    """Whether it is stored already; not where what is there is damaged or void. Raises OfSomethingElse where it is another one."""
     store, root = _store(url)
     folder = _folder(root, checkpoint.step)
     try:
@@ -130,7 +131,7 @@ def _stands(url: str, checkpoint: Checkpoint, void: Collection[tuple[int, str]])
     except Damaged:
         return False
     if (found["position"], found.get("weights")) not in void:
-        raise CheckpointError(f"{folder} holds another checkpoint of step {checkpoint.step}; move it away first")
+        raise OfSomethingElse(f"{folder} holds another checkpoint of step {checkpoint.step}; move it away first")
     return False
 
 
@@ -148,7 +149,7 @@ def read(url: str, step: int | None = None) -> Checkpoint:
     try:
         return _read(url, step)
     except OSError as error:
-        raise CheckpointError(f"{url} cannot be read: {error}; resume from an older step") from error
+        raise CheckpointError(f"{url} cannot be read: {error}{REMEDY}") from error
 
 
 def _read(url: str, step: int | None) -> Checkpoint:
@@ -225,7 +226,7 @@ def _manifest(store: Any, folder: str) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(store.cat_file(path))
         known = manifest.get("format", 1)
     except (ValueError, AttributeError) as error:
-        raise Damaged(f"{path} is damaged: {error}; resume from an older step") from error
+        raise Damaged(f"{path} is damaged: {error}{REMEDY}") from error
     if known > _FORMAT:
         raise CheckpointError(
             f"{path} has format {known}, this Gyre reads up to {_FORMAT}: read it with the version that wrote it"
@@ -233,7 +234,7 @@ def _manifest(store: Any, folder: str) -> dict[str, Any]:
     kinds = {"sha256": dict, "step": int, "position": int}
     missing = [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]
     if missing or _WEIGHTS not in manifest["sha256"]:
-        raise Damaged(f"{path} is damaged: it has no {', '.join(missing) or _WEIGHTS}; resume from an older step")
+        raise Damaged(f"{path} is damaged: it has no {', '.join(missing) or _WEIGHTS}{REMEDY}")
     return manifest
 
 
@@ -263,12 +264,12 @@ def _present(read: Callable[[str], Any], path: str) -> Any:
     try:
         return read(path)
     except FileNotFoundError as error:
-        raise Damaged(f"{path} is missing; resume from an older step") from error
+        raise Damaged(f"{path} is missing{REMEDY}") from error
 
 
 def _compare(path: str, found: str, digest: str) -> None:
     if found != digest:
-        raise Damaged(f"{path} is damaged: its hash is not the manifest's; resume from an older step")
+        raise Damaged(f"{path} is damaged: its hash is not the manifest's{REMEDY}")
 
 
 def _store(url: str) -> tuple[Any, str]:

@@ -66,7 +66,9 @@ class Interrupted(KeyboardInterrupt):
 def train(config: Config, folder: StackFolder, console: Console, *, resumed: Resumed | None = None) -> Ran:
     """Run to the end; `resumed` is a run to go on with. Ctrl-C ends everything within 10 seconds and raises Interrupted."""
     run, pinned = (resumed.run, resumed.pinned) if resumed else ("", "")
-    session = Session(config, folder, on_event=lambda e: _say(console, e), run=run, pinned=pinned)
+    session = Session(
+        config, folder, on_event=lambda e: _say(console, e), on_notice=lambda line: _notice(console, line), run=run, pinned=pinned
+    )
     outcome, reason = "failed", ""
     with _interrupts():
         try:
@@ -123,6 +125,11 @@ def _say(console: Console, event: SupervisorEvent) -> None:
         console.print(
             f"{event.name}: {event.kind}{' (' + event.text + ')' if event.text else ''}", style="yellow", highlight=False
         )
+
+
+def _notice(console: Console, line: str) -> None:
+    """One line, whole: on a terminal above the display."""
+    console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from consumers.dashboard.notices import Notices
 from consumers.dashboard.view import TOPICS, RunView
 from gyre_engine.config import Config, config_hash, masked_url, to_json
+from gyre_engine.events import Recorded
 from gyre_engine.events.cells import CellEnded
 from gyre_engine.events.log import RunEnded, RunStarted
 from gyre_engine.harbor import stop_leftovers
@@ -56,6 +58,8 @@ class Session:
     config: Config
     folder: StackFolder
     on_event: Callable[[SupervisorEvent], None] | None = None
+    on_notice: Callable[[str], None] | None = None
+    """Hears at once what a person has to know, a line at a time."""
     run: str = ""
     """Name of a run to go on with; empty: a new run."""
     pinned: str = ""
@@ -68,6 +72,7 @@ class Session:
     on_the_log: bool = field(init=False, default=False)
     """There is a start of it on `runs`, so that it can be gone on with."""
     began: float = 0.0
+    _notices: Notices | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.view = RunView(self.config.run.steps)
@@ -99,6 +104,8 @@ class Session:
             run=self.run, bootstrap_servers=kafka.bootstrap_servers, prefix=kafka.prefix, proxy_url=self.launch.proxy_url,
             clickhouse_url=self.launch.clickhouse_url, metrics_url=self.launch.metrics_url,
         )  # fmt: skip
+        if self.on_notice is not None:
+            self._notices = Notices(self.log.ends(TOPICS), self.on_notice)
         self.supervisor.start(*run_processes(self.launch, self.folder))
 
     def _resume(self, log: KafkaLog) -> None:
@@ -121,7 +128,7 @@ class Session:
             keeper.catch_up()
             while True:
                 for record in follower.poll(0.5):
-                    self.view.see(record.event)
+                    self._see(record)
                 show(self.view)
                 keeper.tend()
                 over = self.supervisor.wait(0.0)
@@ -161,7 +168,12 @@ class Session:
         return any(s.name == "runner" and s.state == "done" for s in self.supervisor.statuses())
 
     def _drain(self, follower: Follower) -> None:
-        catch_up(follower, lambda record: self.view.see(record.event), "the display")
+        catch_up(follower, self._see, "the display")
+
+    def _see(self, record: Recorded) -> None:
+        self.view.see(record.event)
+        if self._notices is not None:
+            self._notices.see(record)
 
     def _kafka(self) -> KafkaSettings:
         own = self.config.kafka

@@ -5,7 +5,9 @@ gradients that are not finite. The bench of test_trainers_protocol, with Megatro
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from consumers.trainer import core as core_module
-from consumers.trainer.recovery import recover
+from consumers.trainer.recovery import PassedOver, recover
 from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import packed
 from gyre_engine.dead_end import DeadEnd
 from gyre_engine.events.cells import CellRole
-from gyre_engine.events.training import MicroStep, Sealed, StepCommitted, StepOpened, StepRefused
+from gyre_engine.events.training import CheckpointPassedOver, MicroStep, Sealed, StepCommitted, StepOpened, StepRefused
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import CheckpointError, OfSomethingElse, Origin
@@ -207,9 +209,18 @@ def test_an_optimizer_that_is_not_what_was_stored_is_an_error(staged: Staged) ->
         recover(cast.settings("c0"), cast.log, replica, Misread(replica.parameters))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("damage", ["truncated weights", "truncated state", "no manifest", "no hashes"])
-def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Staged, damage: str) -> None:
-    """Step 2 is made again after step 1: the bits are the same."""
+@pytest.mark.parametrize(
+    ("damage", "wrong"),
+    [
+        ("truncated weights", "/step-00000002/model.safetensors is damaged: its hash is not the manifest's"),
+        ("truncated state", "/step-00000002/optimizer/__0_0.distcp is damaged: its hash is not the manifest's"),
+        ("no manifest", " holds no checkpoint of step 2; it has [1]"),
+        ("no hashes", "/step-00000002/manifest.json is damaged: it has no sha256, position"),
+        ("other weights", " holds other weights for step 2 than the ledger says"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Staged, damage: str, wrong: str) -> None:
+    """Step 2 is made again after step 1: the bits are the same. The ledger says so, once."""
     expected = run(staged(1), STEPS)
     cast = staged(1)
     run(cast, 2)
@@ -219,10 +230,53 @@ def test_a_checkpoint_that_cannot_be_used_gives_way_to_an_older_one(staged: Stag
         (folder / "manifest.json").unlink()
     elif damage == "no hashes":
         (folder / "manifest.json").write_text('{"format": 2, "step": 2}')
+    elif damage == "other weights":
+        other = staged(1, hyper=Hyper(lr=0.01))
+        run(other, 2)
+        shutil.rmtree(folder)
+        shutil.copytree(Path(other.url.removeprefix("file://")) / "step-00000002", folder)
     else:
         part.write_bytes(part.read_bytes()[:-8])
     cast.next_core()
+    (event,) = cast.events(CheckpointPassedOver)
+    assert (event.core_epoch, event.step, event.instead) == (2, 2, 1)  # type: ignore[attr-defined]
+    assert event.reason.endswith(wrong)  # type: ignore[attr-defined]
+    if damage == "other weights":
+        with pytest.raises(OfSomethingElse, match="holds another checkpoint of step 2; move it away first"):
+            run(cast, STEPS)
+        shutil.rmtree(folder)
+        cast.next_core()
     assert run(cast, STEPS) == expected
+
+
+def test_where_no_checkpoint_can_be_used_each_is_named_and_the_initial_weights_are_taken(staged: Staged) -> None:
+    expected = run(staged(1), STEPS)
+    cast = staged(1)
+    run(cast, 2)
+    shutil.rmtree(cast.url.removeprefix("file://"))
+    cast.next_core()
+    events = cast.events(CheckpointPassedOver)
+    assert [(e.step, e.instead) for e in events] == [(2, 0), (1, 0)]  # type: ignore[attr-defined]
+    assert run(cast, STEPS) == expected
+
+
+@pytest.mark.parametrize(("keep", "named"), [(0, [3, 2, 1]), (1, [3]), (2, [3, 2])])
+def test_checkpoints_that_were_removed_in_order_are_not_named(staged: Staged, keep: int, named: list[int]) -> None:
+    cast = staged(1)
+    run(cast, 3)
+    shutil.rmtree(cast.url.removeprefix("file://"))
+    replica = WavyReplica()
+    told: list[PassedOver] = []
+    settings = replace(cast.settings("c0"), checkpoint_keep=keep)
+    recover(settings, cast.log, replica, AdamW(replica.parameters), tell=lambda passed, _: told.append(passed))  # type: ignore[arg-type]
+    assert [each.step for each in told] == named
+
+
+def test_a_core_that_finds_its_checkpoint_passes_over_none(staged: Staged) -> None:
+    cast = staged(1)
+    run(cast, 2)
+    cast.next_core()
+    assert cast.events(CheckpointPassedOver) == []
 
 
 def test_the_manifest_says_how_far_the_data_went(staged: Staged) -> None:
