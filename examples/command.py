@@ -29,8 +29,8 @@ def trained(config: Config, folder: StackFolder, console: Console) -> Ran:
     """The run, once it is over. An interrupted one ends the program."""
     try:
         return train(config, folder, console)
-    except Interrupted:
-        fail("interrupted: the run was stopped in order; what it logged is kept (`.venv/bin/gyre runs`)")
+    except Interrupted as interrupted:
+        fail(interrupted, interrupted.status)
 
 
 def replayed(attached: Attached, console: Console) -> Verdict:

@@ -122,9 +122,7 @@ def _shown(session: Session, console: Console) -> Iterator[Callable[[RunView], N
 
 def _say(console: Console, event: SupervisorEvent) -> None:
     if event.kind in STATED and not (event.kind == "ended" and event.name == "runner"):
-        console.print(
-            f"{event.name}: {event.kind}{' (' + event.text + ')' if event.text else ''}", style="yellow", highlight=False
-        )
+        _notice(console, f"{event.name}: {event.kind}{' (' + event.text + ')' if event.text else ''}")
 
 
 def _notice(console: Console, line: str) -> None:
