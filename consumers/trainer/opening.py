@@ -14,14 +14,14 @@ from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import StepOpened
 from gyre_engine.scheduling.classes import missing_groups, next_groups
 from gyre_engine.training.ledger.fold import Ledger
-from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.replica import Untrainable
 
 _NAMED = 16
 """So many of a kind are named at most."""
 
 
 def next_inputs(board: Board, settings: TrainerSettings, reference: ReferenceScorer | None) -> StepInputs | tuple[str, ...]:
-    """What the next step trains on, or the names of what it waits for. Raises TrainingError where it may never open."""
+    """What the next step trains on, or the names of what it waits for. Raises Untrainable where it may never open."""
     require_not_refused(board.refused)
     groups = next_groups(board.backlog.admitted, board.backlog.consumed, settings.plan)
     if groups is None:
@@ -55,7 +55,7 @@ def _missing(board: Board, settings: TrainerSettings) -> tuple[str, ...]:
 def _fresh(board: Board, settings: TrainerSettings, inputs: StepInputs) -> StepInputs:
     plan = settings.plan
     if inputs.staleness_max > plan.phi + plan.mu - 1:
-        raise TrainingError(
+        raise Untrainable(
             f"step {board.ledger.step + 1} would train tokens that are {inputs.staleness_max} versions old; "
             f"phi {plan.phi} + mu {plan.mu} - 1 allows {plan.phi + plan.mu - 1}"
         )

@@ -1,17 +1,25 @@
-"""What a step waits for is asked for at every idle poll: its cost is that of a class of groups, however long the run."""
+"""What a step waits for is asked for at every idle poll: its cost is that of a class of groups, however long the run. And what is
+older than phi and mu allow never opens a step."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from consumers.trainer.board import Board
+from consumers.trainer.board import CORE_TOPICS, Board
 from consumers.trainer.opening import next_inputs
 from consumers.trainer.settings import TrainerSettings
-from gyre_engine.batching.step_inputs import Packing
-from gyre_engine.events.training import GroupAdmitted
+from gyre_engine.batching.step_inputs import Packing, StepInputs
+from gyre_engine.events.cells import CellRole, SchedulerElected
+from gyre_engine.events.training import GroupAdmitted, StepCommitted
 from gyre_engine.scheduling.classes import ClassPlan
+from gyre_engine.training.ledger.fold import Ledger
+from gyre_engine.training.replica import Untrainable
+from tests.unit.replay.test_derived_again import logged
+from tests.unit.training.test_trainers_protocol import Bench, begin
 
 BATCH = 4
 SETTINGS = TrainerSettings(
@@ -70,3 +78,37 @@ def test_naming_them_asks_once_for_each_group_of_a_class(steps: int) -> None:
     missing = next_inputs(board, SETTINGS, None)
     assert isinstance(missing, tuple) and len(missing) == BATCH - 1
     assert (numbers.asked, consumed.asked) == (BATCH, 1)  # of what is consumed: the one group that is admitted
+
+
+def ready(bench: Bench, committed: int) -> Board:
+    """A core that has committed so many steps and whose next group, of calls at versions 0 to 2, is admitted and may be trained."""
+    bench.role("c0", CellRole.TRAINING)
+    bench.log.append_all([SchedulerElected(epoch=1, holder="s"), begin(committed, epoch=1)])
+    board = Board("c0")
+    records = [r for log in (bench.log, logged((1.0, 0.0), (3, 2))) for topic in CORE_TOPICS for r in log.read(topic)]
+    for record in records:
+        board.see(record)
+    board.ledger = Ledger(
+        core_epoch=1,
+        committed=StepCommitted(
+            core_epoch=1, step=committed, attempt=1, merge_order=(), weights_hash="", executions=0, grad_norm=0.0, loss=0.0,
+            reward_mean=0.0,
+        ),
+    )  # fmt: skip
+    return board
+
+
+@pytest.mark.parametrize(("phi", "mu"), [(0, 3), (1, 2), (2, 1)])
+def test_tokens_as_old_as_phi_and_mu_allow_are_trained_and_older_ones_never(tmp_path: Path, phi: int, mu: int) -> None:
+    """Step 3 trains at version 2: tokens of version 0 are 2 = phi + mu - 1 versions old. In step 4 they are too old, for good."""
+    settings = replace(SETTINGS, plan=ClassPlan(1, mu, phi, 1000))
+    bench = Bench(tmp_path)
+    try:
+        inputs = next_inputs(ready(bench, 2), settings, None)
+        assert isinstance(inputs, StepInputs) and inputs.staleness_max == 2
+        with pytest.raises(
+            Untrainable, match=rf"step 4 would train tokens that are 3 versions old; phi {phi} \+ mu {mu} - 1 allows 2"
+        ):
+            next_inputs(ready(bench, 3), settings, None)
+    finally:
+        bench.close()
