@@ -56,15 +56,6 @@ class Region:
             raise ValueError("only a contiguous array can be registered; pass np.ascontiguousarray(array)")
         return cls(array.ctypes.data, array.nbytes, array)
 
-    @classmethod
-    def of_tensor(cls, tensor: Any) -> Region:
-        """The storage of a contiguous torch tensor in the memory of this machine, without a copy. Raises ValueError for any other."""
-        if tensor.device.type != "cpu":
-            raise ValueError(f"a tensor on {tensor.device} cannot be registered; copy it to (pinned) memory of the CPU")
-        if not tensor.is_contiguous():
-            raise ValueError("only a contiguous tensor can be registered; pass tensor.contiguous()")
-        return cls(tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
-
     def view(self) -> memoryview:
         """The live memory as writable bytes."""
         if not self.nbytes:
