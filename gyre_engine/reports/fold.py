@@ -1,13 +1,15 @@
 """Knows when a committed step can be reported, whichever topic is read first, and makes the report.
 
 State, all of it: the open step; the committed steps that are not reported; of each decided group that no reported step has consumed
-its counts, of each undecided one the node lengths of its closed trees; the newest version's gaps, one a cell; one name a group.
+its counts, of each undecided one the node lengths of its closed trees; the newest version's gaps, one a cell; one name a group of the
+run. What an event costs does not grow with the run.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gyre_engine.events import Recorded, derived_id
 from gyre_engine.events.calls import TreeClosed
@@ -62,7 +64,9 @@ class Reports:
         """That report's word on where to begin."""
         self._ledger = Ledger()
         self._opened_at = self._released = 0
-        self._committed: list[StepToReport] = []
+        self._told: deque[tuple[str, ...]] = deque()
+        """Of reported steps whose decisions are not all read yet, first to last, their groups."""
+        self._committed: deque[StepToReport] = deque()
         self._groups: dict[str, _Group] = {}
         self._over: set[str] = set()
         self._uncounted: list[Decision] = []
@@ -138,25 +142,27 @@ class Reports:
         for place, offset in event.resume.items():
             topic, _, partition = place.rpartition("/")
             self._next.setdefault((topic, int(partition)), offset)
-        self._committed = [_told(s) if s.opened.step <= event.step else s for s in self._committed]
+        while self._committed and self._committed[0].opened.step <= event.step:
+            self._told.append(self._committed.popleft().opened.groups)
 
     def _due(self) -> Iterator[Report]:
-        while self._committed and self._is_complete(step := self._committed[0]):
-            del self._committed[0]
-            groups = self._take(step)
-            if step.opened.step > self.reported:
-                yield self._made(step, groups)
+        """Reported steps come first: their decisions say what was decided by then."""
+        while self._told and self._are_decided(self._told[0]):
+            self._take(self._told.popleft())
+        while not self._told and self._committed and self._are_counted(self._committed[0].opened.groups):
+            step = self._committed.popleft()
+            yield self._made(step, self._take(step.opened.groups))
 
-    def _is_complete(self, step: StepToReport) -> bool:
-        """Of one that is reported only the decisions are waited for: they say what was decided by then."""
-        groups = [self._groups.get(name, _Group()) for name in step.opened.groups]
-        told = step.opened.step <= self.reported
-        return all(g.decision is not None and (told or g.tokens is not None) for g in groups)
+    def _are_decided(self, groups: tuple[str, ...]) -> bool:
+        return all(name in self._groups and self._groups[name].decision is not None for name in groups)
 
-    def _take(self, step: StepToReport) -> StepGroups:
-        """The step's groups leave the state, and what stands on `trajectories` up to the last of them counts as decided."""
-        found = [self._groups.pop(name) for name in step.opened.groups]
-        self._over.update(step.opened.groups)
+    def _are_counted(self, groups: tuple[str, ...]) -> bool:
+        return all(name in self._groups and self._groups[name].tokens is not None for name in groups)
+
+    def _take(self, groups: tuple[str, ...]) -> StepGroups:
+        """A step's groups leave the state, and what stands on `trajectories` up to the last of them counts as decided."""
+        found = [self._groups.pop(name) for name in groups]
+        self._over.update(groups)
         decisions = [g.decision for g in found if g.decision is not None]
         last = max((d.offset for d in decisions), default=-1)
         decided = [d for d in self._uncounted if d.offset <= last]
@@ -189,8 +195,3 @@ def _training_group(execution: str) -> str | None:
     except UnknownExecution:
         return None
     return name if evaluation_of(name) is None else None
-
-
-def _told(step: StepToReport) -> StepToReport:
-    """What is still needed of a step that has its report: its groups."""
-    return replace(step, opened=replace(step.opened, micro_steps=(), scores=()), seals=())
