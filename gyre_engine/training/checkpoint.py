@@ -21,8 +21,6 @@ import fsspec
 from gyre_engine.dead_end import DeadEnd
 
 _WEIGHTS, _OPTIMIZER, _MANIFEST = "model.safetensors", "optimizer", "manifest.json"
-_OLD_OPTIMIZER = "optimizer.safetensors"
-"""In checkpoints of before: the whole state in one file."""
 _FORMAT = 2
 _STEP = re.compile(r"step-(\d{8,})")
 _CHUNK = 1 << 24
@@ -43,7 +41,7 @@ class Damaged(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a checkpoint belongs to. Empty in checkpoints of before, which did not say it.
+    """What a checkpoint belongs to; what is empty is not said.
 
     model:   digest of the parameters' names and shapes (`flat.layout_digest`)
     dtype:   of the weights
@@ -130,7 +128,7 @@ def _stands(url: str, checkpoint: Checkpoint, void: Collection[tuple[int, str]])
             return bool(_read(url, checkpoint.step))
     except Damaged:
         return False
-    if (found["position"], found.get("weights")) not in void:
+    if (found["position"], found["weights"]) not in void:
         raise OfSomethingElse(f"{folder} holds another checkpoint of step {checkpoint.step}; move it away first")
     return False
 
@@ -163,16 +161,13 @@ def _read(url: str, step: int | None) -> Checkpoint:
     manifest = _manifest(store, folder)
     digests: dict[str, str] = manifest["sha256"]
     state = {name for name in digests if name.startswith(f"{_OPTIMIZER}/")}
-    for name in state | ({_OLD_OPTIMIZER} & set(digests)):
+    for name in state:
         _compare(f"{folder}/{name}", _present(partial(_digest, store), f"{folder}/{name}"), digests[name])
-    contents = {
-        name: _verified(store, f"{folder}/{name}", digests[name]) for name in digests if name not in {*state, _OLD_OPTIMIZER}
-    }
-    whole = f"{_folder(url.rstrip('/'), number)}/{_OPTIMIZER if state else _OLD_OPTIMIZER}"
+    contents = {name: _verified(store, f"{folder}/{name}", digests[name]) for name in digests if name not in state}
     return Checkpoint(
-        step=manifest["step"], position=manifest["position"], weights=contents.pop(_WEIGHTS),
-        state_hash=manifest.get("state", ""), files=contents, data=manifest.get("data", {}),
-        origin=Origin(**manifest.get("origin", {})), state=whole,
+        step=manifest["step"], position=manifest["position"], weights=contents.pop(_WEIGHTS), state_hash=manifest["state"],
+        files=contents, data=manifest["data"], origin=Origin(**manifest["origin"]),
+        state=f"{_folder(url.rstrip('/'), number)}/{_OPTIMIZER}",
     )  # fmt: skip
 
 
@@ -217,21 +212,19 @@ def _fields(checkpoint: Checkpoint, digests: Mapping[str, str]) -> dict[str, Any
 
 
 def _identity(manifest: Mapping[str, Any]) -> list[Any]:
-    return [manifest.get(name) for name in ("step", "position", "weights", "state", "origin")]
+    return [manifest[name] for name in ("step", "position", "weights", "state", "origin")]
 
 
 def _manifest(store: Any, folder: str) -> dict[str, Any]:
     path = f"{folder}/{_MANIFEST}"
     try:
         manifest: dict[str, Any] = json.loads(store.cat_file(path))
-        known = manifest.get("format", 1)
+        known = manifest.get("format", _FORMAT)
     except (ValueError, AttributeError) as error:
         raise Damaged(f"{path} is damaged: {error}{REMEDY}") from error
-    if known > _FORMAT:
-        raise CheckpointError(
-            f"{path} has format {known}, this Gyre reads up to {_FORMAT}: read it with the version that wrote it"
-        )
-    kinds = {"sha256": dict, "step": int, "position": int}
+    if known != _FORMAT:
+        raise CheckpointError(f"{path} has format {known}, this Gyre reads {_FORMAT}: read it with the version that wrote it")
+    kinds = {"sha256": dict, "step": int, "position": int, "weights": str, "state": str, "data": dict, "origin": dict}
     missing = [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]
     if missing or _WEIGHTS not in manifest["sha256"]:
         raise Damaged(f"{path} is damaged: it has no {', '.join(missing) or _WEIGHTS}{REMEDY}")

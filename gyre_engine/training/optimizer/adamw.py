@@ -99,5 +99,5 @@ class OneShard:
     def restore(self, url: str) -> int:
         self._made = None
         number = shard_store.number(url)
-        self._shard.take(shard_store.load(url, self._shard.blank(), self._shard.units), number)
+        self._shard.take(shard_store.load(url, self._shard.blank()), number)
         return number

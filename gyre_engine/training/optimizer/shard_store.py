@@ -6,23 +6,18 @@ Tensors are named by units of the flat layout, which is of the model alone: what
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import fsspec
-import safetensors.torch
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from gyre_engine.training.model.flat import Unit
 from gyre_engine.training.replica import Untrainable
 
 _NUMBER = "step"
-_ONE_FILE = ".safetensors"
-"""What a checkpoint of before holds: the moments over the whole flat layout, in one file."""
 
 
 class _Writer(FsspecWriter):
@@ -40,18 +35,14 @@ def save(url: str, tensors: Mapping[str, Tensor], number: int, *, alone: bool) -
         state_dict_saver.save(state, storage_writer=_Writer(url), no_dist=alone)
 
 
-def load(url: str, blank: dict[str, Tensor], units: Sequence[Unit]) -> dict[str, Tensor]:
-    """Fill `blank`, the state of `units`; whichever ranks wrote it. Raises Untrainable where it is of other names or sizes."""
-    if url.endswith(_ONE_FILE):
-        return _of_one_file(_one_file(url), blank, units)
+def load(url: str, blank: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Fill `blank`, the state of a run of units; whichever ranks wrote it. Raises Untrainable where it is of other names or sizes."""
     _load(url, blank)
     return blank
 
 
 def number(url: str) -> int:
     """Updates that were made before it was written."""
-    if url.endswith(_ONE_FILE):
-        return int(_one_file(url)[_NUMBER])
     found = {_NUMBER: torch.zeros((), dtype=torch.int64)}
     _load(url, found)
     return int(found[_NUMBER])
@@ -70,15 +61,3 @@ def _load(url: str, state: dict[str, Tensor]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         state_dict_loader.load(state, storage_reader=FsspecReader(url), no_dist=True)
-
-
-def _one_file(url: str) -> dict[str, Tensor]:
-    store, path = fsspec.core.url_to_fs(url)
-    return safetensors.torch.load(store.cat_file(path))
-
-
-def _of_one_file(whole: Mapping[str, Tensor], blank: Mapping[str, Tensor], units: Sequence[Unit]) -> dict[str, Tensor]:
-    found = {f"{kind}/{unit.name}": unit.of(flat) for kind, flat in whole.items() if kind != _NUMBER for unit in units}
-    if any(name not in found or found[name].size() != tensor.size() for name, tensor in blank.items()):
-        raise Untrainable("this optimizer state is of another model; resume with the config that wrote it")
-    return found

@@ -117,7 +117,7 @@ class Rank:
         shard_store.save(url, self._shard.tensors(), number, alone=False)
 
     def load_shard(self, url: str, number: int) -> None:
-        self._shard.take(shard_store.load(url, self._shard.blank(), self._shard.units), number)
+        self._shard.take(shard_store.load(url, self._shard.blank()), number)
 
     def accumulate(self, step: PackedMicroStep | None, loss: LossConfig, version: int) -> StepMetrics | None:
         """Add this rank's part of the gradient; what was measured, from one rank of the last stage. None: no share of it."""

@@ -67,7 +67,7 @@ class SpreadShards:
         shard, number = self._shard, shard_store.number(url)
         for rank in self._runs:
             self._crew.tell(rank, "load_shard", url, number)
-        shard.take(shard_store.load(url, shard.blank(), shard.units), number)
+        shard.take(shard_store.load(url, shard.blank()), number)
         for rank in self._runs:
             self._crew.answer(rank)
         return number

@@ -215,7 +215,7 @@ def test_an_optimizer_that_is_not_what_was_stored_is_an_error(staged: Staged) ->
         ("truncated weights", "/step-00000002/model.safetensors is damaged: its hash is not the manifest's"),
         ("truncated state", "/step-00000002/optimizer/__0_0.distcp is damaged: its hash is not the manifest's"),
         ("no manifest", " holds no checkpoint of step 2; it has [1]"),
-        ("no hashes", "/step-00000002/manifest.json is damaged: it has no sha256, position"),
+        ("no hashes", "/step-00000002/manifest.json is damaged: it has no sha256, position, weights, state, data, origin"),
         ("other weights", " holds other weights for step 2 than the ledger says"),
     ],
 )
