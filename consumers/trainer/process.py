@@ -18,6 +18,7 @@ from consumers.trainer.member import StepMember
 from consumers.trainer.pen import Pen
 from consumers.trainer.publisher import Publisher, small_files
 from consumers.trainer.settings import TrainerSettings
+from gyre_engine.batching.step_inputs import fixed_probe
 from gyre_engine.events import Recorded
 from gyre_engine.events.training import CoreElected
 from gyre_engine.log import Follower, Log
@@ -26,7 +27,6 @@ from gyre_engine.log.election import win
 from gyre_engine.training.checkpoint import Origin
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.opening import open_replica
-from gyre_engine.training.probes import fixed_probe
 from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.transfer.kinds import open_transfer
 

@@ -21,6 +21,10 @@ from gyre_engine.trees.owned import OwnedCalls
 
 DERIVATION_VERSION = 2
 """Part of every micro-step's name: raise it with what makes a micro-step of the same causes another one (then NUMERICS, too)."""
+PROBE_LENGTH = 64
+"""Of a fixed probe."""
+_FACTOR, _STEP = 6364136223846793005, 1442695040888963407
+"""Of a linear congruential generator modulo 2**64: the same ids wherever and whenever they are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Packing:
     context:      of the model; a longer path is an error
     aggregate:    how a target shares its execution's advantage; `constant` is for the one of that name (`losses.aggregates`)
     config_hash:  of the run, part of what micro-steps are named
-    trees:        shared prefixes once; False: separate paths (`training.maskable`)
+    trees:        shared prefixes once; False: separate paths (`training.model.maskable`)
     """
 
     max_tokens: int
@@ -126,6 +130,16 @@ def probe(micro_steps: Sequence[MicroStep], limit: int = 256) -> list[int]:
         if length > 1:
             return [int(i) for i in event.ids[: min(length, limit)]]
     return []
+
+
+def fixed_probe(vocabulary: int, context: int = PROBE_LENGTH) -> list[int]:
+    """Of a version that no recorded path can probe: the initial weights, and a step in which nothing trained. Ids spread over the
+    vocabulary, as many as the context takes: the same for every model of that many ids. None for none."""
+    state, ids = 0, []
+    for _ in range(min(PROBE_LENGTH, context) if vocabulary > 1 else 0):
+        state = (state * _FACTOR + _STEP) % 2**64
+        ids.append((state >> 32) * vocabulary >> 32)
+    return ids
 
 
 def _event(step: int, index: int, p: PackedMicroStep, groups: Sequence[GroupAdmitted], config_hash: str) -> MicroStep:

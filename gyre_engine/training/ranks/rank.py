@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gyre_engine.batching.microstep import PackedMicroStep
-from gyre_engine.batching.splitting import joined, split
 from gyre_engine.experts import NO_ROWS, Rows
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training.metrics import StepMetrics
@@ -29,6 +28,7 @@ from gyre_engine.training.model.tree_model import build_model, prepare_process
 from gyre_engine.training.optimizer import shard_store
 from gyre_engine.training.optimizer.shard import Shard, Update
 from gyre_engine.training.ranks.mesh import Mesh
+from gyre_engine.training.ranks.splitting import joined, split
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
 
 LEADER = 0

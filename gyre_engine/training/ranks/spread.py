@@ -16,7 +16,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from gyre_engine.batching.microstep import PackedMicroStep
-from gyre_engine.batching.splitting import joined, split
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training.metrics import StepMetrics
 from gyre_engine.training.model.flat import FlatParameters, Slot, allocate
@@ -27,6 +26,7 @@ from gyre_engine.training.ranks.crew import LIMIT_S, Crew
 from gyre_engine.training.ranks.mesh import Mesh, require_fit
 from gyre_engine.training.ranks.rank import LEADER, Rank
 from gyre_engine.training.ranks.sharding import Sharding
+from gyre_engine.training.ranks.splitting import joined, split
 from gyre_engine.training.ranks.spread_shards import SpreadShards
 from gyre_engine.training.replica import ReplicaOptions, TrainingError, require_trainable
 

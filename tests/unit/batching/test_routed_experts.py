@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from gyre_engine.batching.assemble import AssemblyError, assemble
 from gyre_engine.batching.microstep import InvalidMicroStep
 from gyre_engine.batching.packing import pack
-from gyre_engine.batching.splitting import split
 from gyre_engine.batching.work import ExecutionWork
 from gyre_engine.events.calls import Continuity, Finish, InputSpan, ModelCall, Provenance, Role, WeightSpan
 from gyre_engine.events.training import AdmittedExecution, SelectedTrajectory
 from gyre_engine.experts import NO_ROWS, BadRouting, Experts, side_by_side, table
+from gyre_engine.training.ranks.splitting import split
 
 WIDTH = 3
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from gyre_engine.batching.step_inputs import PROBE_LENGTH, fixed_probe
 from gyre_engine.events import Event
 from gyre_engine.events.cells import KvExported, KvImported, KvKept, ProbeGap, WeightsLoaded
 from gyre_engine.events.training import CoreElected, Published
@@ -21,7 +22,6 @@ from gyre_engine.sampling.native import NativeEngine
 from gyre_engine.sampling.native.fresh import QUICKSTART, write_fresh_model
 from gyre_engine.scheduling.broadcast import Tree
 from gyre_engine.scheduling.classes import ClassPlan
-from gyre_engine.training.probes import LENGTH, fixed_probe
 from gyre_engine.transfer import Region
 from gyre_engine.transfer.tcp import TcpTransfer
 from producers.cells.kv_moves import Imports, Speaker
@@ -134,7 +134,7 @@ async def test_the_version_that_an_engine_began_with_is_probed_once(cell: Cell, 
         await cell.weights.probe(orders)
     (gap,) = cell.said
     assert isinstance(gap, ProbeGap)
-    assert (gap.version, gap.tokens, gap.kept_tokens) == (0, LENGTH - 1, 0) and 0 < gap.gap_max <= 1e-4
+    assert (gap.version, gap.tokens, gap.kept_tokens) == (0, PROBE_LENGTH - 1, 0) and 0 < gap.gap_max <= 1e-4
 
 
 class Taker:

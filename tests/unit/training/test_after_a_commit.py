@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from consumers.trainer import core as core_module
 from consumers.trainer.publisher import Publisher
 from consumers.trainer.settings import TrainerSettings
+from gyre_engine.batching.step_inputs import PROBE_LENGTH, fixed_probe
 from gyre_engine.events.executions import Dispatched
 from gyre_engine.events.training import Checkpointed, EvaluationReported, Published, StepCommitted, StepOpened, StepRefused
 from gyre_engine.log.election import Deposed
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import Checkpoint
-from gyre_engine.training.probes import LENGTH, fixed_probe
 from tests.unit.training.cast import Cast, Clock
 from tests.unit.training.test_trainers_protocol import ALL, CountingReplica
 
@@ -216,7 +216,7 @@ def test_the_initial_weights_are_probed_by_ids_of_the_vocabulary(staged: Staged)
     publisher.export()
     publisher.publish(1, 0, [])
     event = published(cast, epoch=1)[-1]
-    assert event.probe_ids.tolist() == fixed_probe(50) and len(event.probe_logprobs) == LENGTH - 1
+    assert event.probe_ids.tolist() == fixed_probe(50) and len(event.probe_logprobs) == PROBE_LENGTH - 1
 
 
 def test_a_fixed_probe_is_the_same_everywhere_and_spread_over_the_vocabulary() -> None:
@@ -224,7 +224,7 @@ def test_a_fixed_probe_is_the_same_everywhere_and_spread_over_the_vocabulary() -
     states = [1442695040888963407, 1876011003808476466, 11166244414315200793]
     assert fixed_probe(1000)[:3] == [int(1000 * (s >> 32) / 2**32) for s in states]
     ids = fixed_probe(49152)
-    assert len(ids) == LENGTH == len(set(ids)) and 0 <= min(ids) < 5000 and 44000 < max(ids) < 49152
+    assert len(ids) == PROBE_LENGTH == len(set(ids)) and 0 <= min(ids) < 5000 and 44000 < max(ids) < 49152
     assert fixed_probe(49152, context=10) == ids[:10]
     assert fixed_probe(0) == fixed_probe(1) == [] and set(fixed_probe(2)) == {0, 1}
 

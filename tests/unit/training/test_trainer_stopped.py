@@ -9,14 +9,13 @@ from typing import Any
 
 from consumers.trainer.process import Trainer
 from consumers.trainer.settings import TrainerSettings
-from gyre_engine.batching.step_inputs import Packing
+from gyre_engine.batching.step_inputs import PROBE_LENGTH, Packing, fixed_probe
 from gyre_engine.events import Event
 from gyre_engine.events.cells import CellRole, CellStarted, RoleChanged, SchedulerElected
 from gyre_engine.events.training import Checkpointed, CoreElected, Published, StepCommitted
 from gyre_engine.log.memory import MemoryLog
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.training import checkpoint
-from gyre_engine.training.probes import LENGTH, fixed_probe
 from tests.unit.training.test_same_bits import WavyReplica
 from tests.unit.training.test_trainers_protocol import admitted, begin
 
@@ -64,4 +63,4 @@ def test_the_checkpoint_of_the_last_commit_is_stored_before_it_ends(tmp_path: Pa
     assert kinds[0] is Published and kinds[-2:] == [StepCommitted, Checkpointed]
     assert checkpoint.steps(settings.checkpoint_url) == [1]
     (first,) = [r.event for r in log.read("training") if isinstance(r.event, Published)]
-    assert (first.version, first.probe_ids.tolist()) == (0, fixed_probe(50)) and len(first.probe_logprobs) == LENGTH - 1
+    assert (first.version, first.probe_ids.tolist()) == (0, fixed_probe(50)) and len(first.probe_logprobs) == PROBE_LENGTH - 1

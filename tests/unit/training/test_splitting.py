@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_engine.batching import ExecutionWork, Segment, pack
-from gyre_engine.batching.splitting import joined, split
+from gyre_engine.training.ranks.splitting import joined, split
 from tests.unit.batching.test_packing import forests
 
 
