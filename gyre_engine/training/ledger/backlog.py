@@ -1,10 +1,10 @@
 """What a core has yet to train on: admitted groups, and the model calls of their executions. A fold, in any order of topics.
 
-State: groups that are not consumed, and the calls of executions that may still be trained. What is consumed, left out, discarded, only
-evaluated or admitted without anything to train is forgotten at once, also where it is read again later. As its calls may still stand
-unread on another topic, its name stays: of executions for as long as their group is not consumed, then that of the group alone. So the
-state is bounded by what is dispatched and not trained yet, but for some 200 bytes a group that is over: 0.13 GB after 10,000 steps of
-64 groups.
+State: groups that are not consumed, and the calls of executions that may still be trained: before the decision on a group those of all
+its attempts but the discarded ones, then those of what the decision trains. What is consumed, discarded, not trained or only evaluated
+is forgotten at once, also where it is read again later, and where the decision never heard of it. As its calls may still stand unread
+on another topic, its name stays: of executions until their group is decided, then that of the group alone. So the state is bounded by
+what is dispatched and not trained yet, but for some 200 bytes a group that is over: 0.13 GB after 10,000 steps of 64 groups.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from gyre_engine.batching.step_inputs import trained
 from gyre_engine.events import Event
 from gyre_engine.events.calls import ExecutionClosed, ModelCall, ProxyOwns
-from gyre_engine.events.executions import Discarded, Dispatched
+from gyre_engine.events.executions import Discarded, Dispatched, Finished
 from gyre_engine.events.training import EvaluationReported, GroupAdmitted
 from gyre_engine.trees.owned import OwnedCalls
 
 
 @dataclass(slots=True)
 class Backlog:
-    """`admitted`: groups in the order of their admission; `calls`: of the executions that may still be trained."""
+    """`waiting`: groups in the order of their admission; `calls`: of the executions that may still be trained."""
 
     waiting: dict[str, GroupAdmitted] = field(default_factory=dict)
     consumed: set[str] = field(default_factory=set)
@@ -34,8 +34,12 @@ class Backlog:
     """Evaluations that were dispatched and are not reported yet: they are pinned to the published version."""
     _evaluated: set[str] = field(default_factory=set)
     """Groups of evaluations."""
-    _over: dict[str, set[str]] = field(default_factory=dict)
-    """By group that is neither consumed nor evaluated: its executions whose calls are not wanted any more."""
+    _ended: dict[str, dict[str, bool]] = field(default_factory=dict)
+    """By group that is not decided: its executions that have ended, and whether they may be trained by their first end."""
+    _trained: dict[str, frozenset[str]] = field(default_factory=dict)
+    """By group that waits: the executions that its decision trains."""
+    _held: dict[str, set[str]] = field(default_factory=dict)
+    """By group: the executions of which something is held."""
 
     @property
     def admitted(self) -> list[GroupAdmitted]:
@@ -48,16 +52,16 @@ class Backlog:
             case GroupAdmitted():
                 self._admit(event)
             case Dispatched(evaluation=str() as evaluation, execution=execution):
-                self._evaluated.add(_group_of(execution))
-                self._forget([execution])
+                self._close(_group_of(execution), self._evaluated)
                 if evaluation not in self.reported:
                     self.evaluations.add(evaluation)
             case EvaluationReported():
                 self.reported.add(event.evaluation)
                 self.evaluations.discard(event.evaluation)
-            case Discarded(execution=execution):
-                self._forget([execution])
+            case Finished() | Discarded():
+                self._end(event)
             case ProxyOwns() | ModelCall() | ExecutionClosed() if self._wants(event.execution):
+                self._held.setdefault(_group_of(event.execution), set()).add(event.execution)
                 self.calls.see(event)
             case _:
                 pass
@@ -65,32 +69,48 @@ class Backlog:
     def consume(self, groups: Iterable[str]) -> None:
         """A committed step has trained on these groups."""
         for name in groups:
-            group = self.waiting.pop(name, None)
-            self.consumed.add(name)
-            self._over.pop(name, None)
-            if group is not None:
-                self._forget(e.execution for e in group.executions)
+            self.waiting.pop(name, None)
+            self._close(name, self.consumed)
 
     def _admit(self, event: GroupAdmitted) -> None:
         self.numbers.add(event.group_number)
-        self._forget(left.what for left in event.left_out)
-        if event.group in self.consumed:
-            self._forget(e.execution for e in event.executions)
-        else:
-            self.waiting.setdefault(event.group, event)
-            wanted = {e.execution for e in trained([event])}
-            self._forget(e.execution for e in event.executions if e.execution not in wanted)
+        if event.group not in self.consumed and event.group not in self.waiting:
+            self.waiting[event.group] = event
+            self._trained[event.group] = frozenset(e.execution for e in trained([event]))
+            self._settle(event.group)
 
-    def _forget(self, executions: Iterable[str]) -> None:
-        for execution in executions:
-            if self._wants(execution):
-                self._over.setdefault(_group_of(execution), set()).add(execution)
+    def _end(self, event: Finished | Discarded) -> None:
+        """The first end is the end, as in admission: what has finished may be trained, whatever is logged behind it."""
+        group = _group_of(event.execution)
+        if group not in self._trained and group not in self.consumed and group not in self._evaluated:
+            self._ended.setdefault(group, {}).setdefault(event.execution, isinstance(event, Finished))
+            self._drop_unwanted(group)
+
+    def _close(self, group: str, over: set[str]) -> None:
+        """Nothing of it is wanted any more."""
+        over.add(group)
+        self._trained.pop(group, None)
+        self._settle(group)
+
+    def _settle(self, group: str) -> None:
+        self._ended.pop(group, None)
+        self._drop_unwanted(group)
+
+    def _drop_unwanted(self, group: str) -> None:
+        held = self._held.get(group, set())
+        for execution in [e for e in held if not self._wants(e)]:
+            held.discard(execution)
             self.calls.forget(execution)
+        if not held:
+            self._held.pop(group, None)
 
     def _wants(self, execution: str) -> bool:
         """Whether its calls may still be trained."""
         group = _group_of(execution)
-        return group not in self.consumed and group not in self._evaluated and execution not in self._over.get(group, ())
+        if group in self.consumed or group in self._evaluated:
+            return False
+        decided = self._trained.get(group)
+        return self._ended.get(group, {}).get(execution, True) if decided is None else execution in decided
 
 
 def _group_of(execution: str) -> str:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gyre_engine.events import Event
-from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched
+from gyre_engine.admission import Admission
+from gyre_engine.batching.step_inputs import missing_calls, trained
+from gyre_engine.events import Event, Recorded
+from gyre_engine.events.calls import TreeClosed
+from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, Finished
 from gyre_engine.events.training import GroupAdmitted, LeftOut
 from gyre_engine.training.ledger.backlog import Backlog
-from tests.unit.replay.test_derived_again import call, execution, group_of, logged
+from gyre_engine.trees import facts
+from gyre_engine.trees.forest import Forest
+from gyre_engine.trees.owned import OwnedCalls
+from tests.unit.replay.test_derived_again import SETTINGS, call, execution, group_of, logged
 
 TOPICS = ("executions", "model-calls", "trajectories")
 EXECUTIONS = ("g.0.0", "g.1.0")
@@ -94,3 +103,99 @@ def test_an_attempt_that_was_discarded_is_forgotten_while_its_group_waits() -> N
     for event in (*events_of(0), call("g.0.9", 1)):
         backlog.see(event)
     assert [len(backlog.calls.of(name)) for name in ("g.0.9", "g.0.0")] == [0, 2]
+
+
+@pytest.mark.parametrize(("first", "kept"), [(Finished, 2), (Discarded, 0)])
+def test_the_first_end_of_an_attempt_counts_while_its_group_waits(first: type[Event], kept: int) -> None:
+    """A runner that begins anew may log `discarded: lost` behind a `finished` that it could not read yet; admission trains that."""
+    *story, finished, _ = execution(0, 1.0, 2)
+    ends = [finished, Discarded(execution="g.0.0", reason=DiscardReason.LOST, final=False, wall_us=1)]
+    backlog = Backlog()
+    for event in (*story, *sorted(ends, key=lambda end: not isinstance(end, first))):
+        backlog.see(event)
+    assert len(backlog.calls.of("g.0.0")) == kept
+
+
+Ends = tuple[str, ...]
+GOES_ON, LAST = ("finished", "discarded"), ("finished", "final")
+
+
+def named(event: Event, execution: str) -> Event:
+    """The same of another execution."""
+    return replace(event, execution=execution)  # type: ignore[call-arg]
+
+
+def ends(kinds: Ends) -> st.SearchStrategy[Ends]:
+    """Any terminal events of an attempt, in any order, and twice."""
+    return st.lists(st.sampled_from(kinds), min_size=1, max_size=3).map(tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """An attempt at a place. Each list is of one topic and keeps its order there; the trees and the scores admission alone reads."""
+
+    name: str
+    executions: list[Event]
+    calls: list[Event]
+    judged: list[Event]
+
+    @classmethod
+    def of(cls, index: int, attempt: int, calls: int, ends: Ends) -> Story:
+        name = f"g.{index}.{attempt}"
+        dispatched, *of_calls, finished, scored = [named(event, name) for event in execution(index, float(index), calls)]
+        assert isinstance(dispatched, Dispatched)
+        said: dict[str, Event] = {"finished": finished}
+        for kind in ("discarded", "final"):
+            said[kind] = Discarded(execution=name, reason=DiscardReason.LOST, final=kind == "final", wall_us=1)
+        forest = Forest()
+        trees = [found for e in of_calls if isinstance(found := forest.observe(facts.of_event(e)), TreeClosed)]
+        return cls(name, [replace(dispatched, attempt=attempt), *(said[end] for end in ends)], of_calls, [*trees, scored])
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> list[Story]:
+    """Of two places, with one attempt before the last or none."""
+    found = []
+    for index in (0, 1):
+        for attempt in (before := range(draw(st.integers(0, 1)))):
+            found.append(Story.of(index, attempt, draw(st.integers(0, 2)), draw(ends(GOES_ON))))
+        found.append(Story.of(index, len(before), draw(st.integers(0, 2)), draw(ends(LAST))))
+    return found
+
+
+def shuffled(topics: Sequence[Sequence[Event]], random: Random) -> Iterator[Event]:
+    """One order of all their events in which each of them keeps its own."""
+    rest = [iter(topic) for topic in topics]
+    which = [number for number, topic in enumerate(topics) for _ in topic]
+    random.shuffle(which)
+    return (next(rest[number]) for number in which)
+
+
+def decision(told: list[Story], random: Random) -> GroupAdmitted:
+    """What admission makes of it in some order."""
+    admission = Admission(SETTINGS)
+    events = shuffled([part for story in told for part in (story.executions, story.judged[:-1], story.judged[-1:])], random)
+    records = (Recorded(str(at), "run", at, None, event) for at, event in enumerate(events))
+    (found,) = [admitted.event for record in records if (admitted := admission.observe(record)) is not None]
+    return found
+
+
+@settings(deadline=None, max_examples=200)
+@given(stories(), st.booleans(), st.randoms(use_true_random=False))
+def test_whatever_is_read_first_the_calls_of_what_the_decision_trains_are_kept_and_no_others(
+    told: list[Story], late: bool, random: Random
+) -> None:
+    """Also where an attempt ends twice, by `finished` and by `discarded`, and where one begins that the decision never heard of."""
+    group, backlog = decision(told, random), Backlog()
+    read = [*told, Story.of(0, 9, 2, ("finished",))] if late else told
+    for event in shuffled([[group], *(part for story in read for part in (story.executions, story.calls))], random):
+        backlog.see(event)
+    kept = OwnedCalls()
+    names = {e.execution for e in trained([group])}
+    for story in told:
+        for event in story.calls if story.name in names else ():
+            kept.see(event)
+    assert backlog.calls == kept
+    assert missing_calls([group], backlog.calls) == ()
+    backlog.consume(["g"])
+    assert backlog.calls == OwnedCalls()
