@@ -85,10 +85,11 @@ DRIFT = View(
     "how far the policy has moved on the trained tokens since they were sampled, by staleness",
     """
 SELECT run, step, at, toInt64(extract(key, '^drift_(-?[0-9]+)_tokens$')) AS staleness, metrics[key] AS tokens,
-       metrics[concat('drift_', toString(staleness), '_ratio_mean')] AS ratio_mean,
-       metrics[concat('drift_', toString(staleness), '_ratio_max')] AS ratio_max,
-       metrics[concat('drift_', toString(staleness), '_gap_mean')] AS log_ratio_mean
-FROM (SELECT *, arrayJoin(mapKeys(metrics)) AS key FROM training WHERE type = 'step-committed')
+       measures[concat('drift_', toString(staleness), '_ratio_mean')] AS ratio_mean,
+       measures[concat('drift_', toString(staleness), '_ratio_max')] AS ratio_max,
+       measures[concat('drift_', toString(staleness), '_gap_mean')] AS log_ratio_mean
+FROM (SELECT *, arrayJoin(mapKeys(metrics)) AS key, CAST(metrics, 'Map(String, Nullable(Float64))') AS measures
+      FROM training WHERE type = 'step-committed')
 WHERE match(key, '^drift_-?[0-9]+_tokens$') ORDER BY run, step, staleness""",
 )
 

@@ -9,13 +9,14 @@ from gyre_engine.events.envelope import Event, event
 
 @dataclass(frozen=True, slots=True)
 class DriftAt:
-    """Current against behaviour policy on the trained tokens that were `staleness` versions old; log_ratio_mean: mean absolute."""
+    """Current against behaviour policy on the trained tokens that were `staleness` versions old; log_ratio_mean: mean absolute.
+    None: not a number."""
 
     staleness: int
     tokens: int
-    ratio_mean: float
-    ratio_max: float
-    log_ratio_mean: float
+    ratio_mean: float | None
+    ratio_max: float | None
+    log_ratio_mean: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class StepReported(Event):
     """Estimate of KL(behaviour, current), a trained token, nats."""
     reference_kl: float | None
     """Estimate of KL(current, reference), a trained token; none without a reference."""
-    clip_fraction: float
+    clip_fraction: float | None
     ratio_max: float | None
     """Largest importance weight, current over behaviour."""
     ratio_tails: dict[str, float]

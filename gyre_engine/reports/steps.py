@@ -60,7 +60,7 @@ def step_reported(step: StepToReport, groups: StepGroups, gaps: Sequence[ProbeGa
         loss=committed.loss, grad_norm=committed.grad_norm, lr=metrics.get("lr"),
         policy_loss=metrics.get("policy_loss", committed.loss), kl_loss=metrics.get("kl_loss", absent),
         entropy_loss=metrics.get("entropy_loss", absent), entropy=metrics.get("entropy"), kl=metrics.get("kl"),
-        reference_kl=metrics.get("reference_kl"), clip_fraction=metrics.get("clip_fraction", 0.0),
+        reference_kl=metrics.get("reference_kl"), clip_fraction=metrics.get("clip_fraction"),
         ratio_max=metrics.get("ratio_max"), ratio_tails=_tails(metrics, trained),
         ratio_tail_tokens={_tail(name): int(metrics[name]) for name in TAILS if name in metrics}, drift=_drift(metrics),
         gap_version=gaps[0].version if gaps else None, gap_max=max((g.gap_max for g in gaps), default=None),
@@ -96,7 +96,7 @@ def _tails(metrics: Mapping[str, float], trained: int) -> dict[str, float]:
 
 def _drift(metrics: Mapping[str, float]) -> tuple[DriftAt, ...]:
     return tuple(
-        DriftAt(age, int(d["tokens"]), d.get("ratio_mean", 1.0), d.get("ratio_max", 1.0), d.get("gap_mean", 0.0))
+        DriftAt(age, int(d["tokens"]), d.get("ratio_mean"), d.get("ratio_max"), d.get("gap_mean"))
         for age, d in drift_by_staleness(metrics).items()
         if "tokens" in d
     )

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+
+
+def largest(*values: float) -> float:
+    """Not a number where one of them is none: `max` alone tells of it only where it stands first."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,7 @@ class Drift:
         return Drift(
             self.tokens + other.tokens,
             self.ratio_sum + other.ratio_sum,
-            max(self.ratio_max, other.ratio_max),
+            largest(self.ratio_max, other.ratio_max),
             self.gap_sum + other.gap_sum,
         )
 
@@ -46,7 +52,7 @@ class Tails:
     largest: float = 0.0
 
     def __add__(self, other: Tails) -> Tails:
-        return Tails(_added(self.above, other.above), _added(self.below, other.below), max(self.largest, other.largest))
+        return Tails(_added(self.above, other.above), _added(self.below, other.below), largest(self.largest, other.largest))
 
 
 def _added(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

@@ -34,7 +34,8 @@ files stand in `.gyre/wandb`, for `wandb sync`. `[report]` in [config.md](config
   number a model call, of decided ones a few numbers, until their step is reported; a gap a cell; one name a group of the
   run.
 - What was not measured is left out (null in SQL): the entropy with `report.entropy = false`, the reference's KL without
-  `loss.kl`, times and importance weights of steps that an earlier version committed.
+  `loss.kl`, times and importance weights of steps that an earlier version committed. So is what is not a number, as one trained
+  token can make a mean, a maximum, or a part of the loss: counts stay, and `sealed` tells whose micro-steps it was.
 - Executions are **scored** (in the baseline), **discarded** (overall time-out, cancelled, lost, ...), **failed** (their
   evaluation failed for good), or left out for another reason; each attempt counts. The reward is over the scored ones alone:
   look at the others beside it.

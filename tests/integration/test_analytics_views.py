@@ -70,8 +70,9 @@ def two_cells(log):
 METRICS = {
     "targets": 400.0,
     "drift_0_tokens": 300.0, "drift_0_ratio_mean": 1.0, "drift_0_ratio_max": 1.5, "drift_0_gap_mean": 0.01,
-    "drift_1_tokens": 100.0, "drift_1_ratio_mean": 0.9, "drift_1_ratio_max": 3.0, "drift_1_gap_mean": 0.2,
+    "drift_1_tokens": 100.0, "drift_1_ratio_mean": 0.9, "drift_1_ratio_max": 3.0, "drift_1_gap_mean": 0.2, "drift_2_tokens": 4.0,
 }  # fmt: skip
+"""At staleness 2 nothing but the count was a number."""
 
 
 def sealed(cell, tokens, micro_steps):
@@ -253,6 +254,7 @@ def test_drift_is_split_by_staleness(ask):
     assert ask("SELECT staleness, tokens, ratio_mean, ratio_max, log_ratio_mean FROM drift") == [
         (0, 300.0, 1.0, 1.5, 0.01),
         (1, 100.0, 0.9, 3.0, 0.2),
+        (2, 4.0, None, None, None),
     ]
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from gyre_engine.events.training import Sealed
-from gyre_engine.training.metrics import ABOVE, BELOW, StepMetrics
+from gyre_engine.training.metrics import ABOVE, BELOW, StepMetrics, largest
 
 TAILS = (*(f"ratio_above_{bound:g}" for bound in ABOVE), *(f"ratio_below_{bound:g}" for bound in BELOW))
 """Names of the counts of importance weights beyond each bound."""
@@ -39,12 +39,13 @@ def flat_metrics(metrics: StepMetrics) -> dict[str, float]:
 
 def mean_loss(seals: Sequence[Sealed], divisor: int) -> float | None:
     """The loss whose gradient the update takes: the members' sums over what their gradients are divided by. None: not a number."""
-    return _finite(sum((s.loss_sum for s in seals), 0.0) / divisor if divisor else 0.0)
+    loss = sum((s.loss_sum for s in seals), 0.0) / divisor if divisor else 0.0
+    return loss if math.isfinite(loss) else None
 
 
 def step_totals(seals: Sequence[Sealed], divisor: int) -> dict[str, float]:
     """What a commit says of the step. Loss parts are divided as the loss is; tails are counts; a mean that no seal has a sum for, as
-    those of earlier versions, is left out, and so is what is not a number."""
+    those of earlier versions, is left out, and so is every figure of which a member's share is not a number: its seal tells whose."""
     totals: dict[str, float] = {
         "targets": float(sum(s.tokens for s in seals)),
         "packed_tokens": float(sum(s.packed_tokens for s in seals)),
@@ -54,15 +55,14 @@ def step_totals(seals: Sequence[Sealed], divisor: int) -> dict[str, float]:
     for name in TAILS:
         totals[name] = _sum(seals, name)
     for name in PARTS:
-        if (part := _finite(_sum(seals, name) / divisor if divisor else 0.0)) is not None:
-            totals[name] = part
+        totals[name] = _sum(seals, name) / divisor if divisor else 0.0
     for name, (total, count) in MEANS.items():
         over = sum(s.metrics.get(count, 0.0) for s in seals if total in s.metrics)
-        if over and (mean := _finite(_sum(seals, total) / over)) is not None:
-            totals[name] = mean
+        if over:
+            totals[name] = _sum(seals, total) / over
     for name in sorted({name for s in seals for name in s.metrics if name.endswith("ratio_max")}):
-        totals[name] = max(s.metrics[name] for s in seals if name in s.metrics)
-    return totals | _drift(seals)
+        totals[name] = largest(*(s.metrics[name] for s in seals if name in s.metrics))
+    return {name: value for name, value in (totals | _drift(seals)).items() if math.isfinite(value)}
 
 
 def _drift(seals: Sequence[Sealed]) -> dict[str, float]:
@@ -78,10 +78,6 @@ def _drift(seals: Sequence[Sealed]) -> dict[str, float]:
 
 def _sum(seals: Sequence[Sealed], name: str) -> float:
     return sum((s.metrics.get(name, 0.0) for s in seals), 0.0)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _mean(weighted: Sequence[tuple[float, float]]) -> float:

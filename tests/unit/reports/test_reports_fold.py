@@ -66,6 +66,21 @@ def test_a_skipped_step_has_no_figures_of_an_update() -> None:
     assert names >= {"optimizer/skipped", "reward/mean"}
 
 
+def test_what_a_commit_leaves_out_since_it_is_not_a_number_is_not_shown() -> None:
+    gone = {"clip_fraction", "ratio_max", "drift_0_ratio_mean", "drift_0_ratio_max", "drift_0_gap_mean"}
+    metrics = {name: value for name, value in story.METRICS.items() if name not in gone}
+    log = MemoryLog(run="r")
+    story.put(log, (*story.TREES, *story.DECISIONS, *story.LEDGER[:-1], replace(story.committed(1), metrics=metrics)))
+    (report,) = seen(Reports(), story.records(log))
+    assert (report.event.clip_fraction, report.event.ratio_max) == (None, None)
+    assert report.event.drift == (DriftAt(0, 10, None, None, None), DriftAt(1, 5, 0.9, 12.0, 0.2))
+    shown = {
+        (f.family.name, f.at) for f in figures(report.event) if f.family.name.startswith(("drift", "ratio/max", "policy/clip"))
+    }
+    of = ("drift/tokens", "drift/ratio_mean", "drift/ratio_max", "drift/log_ratio_mean")
+    assert shown == {("drift/tokens", "0"), *((name, "1") for name in of)}
+
+
 PARTITIONS = [
     [r for r in story.records(story.the_run(), topic) if r.partition == number] for topic in story.TOPICS for number in range(4)
 ]

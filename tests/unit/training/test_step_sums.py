@@ -105,3 +105,32 @@ def test_what_is_not_a_number_is_not_said() -> None:
     assert mean_loss(seals, 4) is None
     totals = step_totals(seals, 4)
     assert "policy_loss" not in totals and totals["kl_loss"] == 0.25
+
+
+NAN = float("nan")
+POISONED = StepMetrics(
+    tokens=9, targets=4, loss=NAN, policy_loss=NAN, kl_loss=1.0, entropy_sum=NAN, entropy_targets=4, moved_sum=NAN,
+    tails=Tails(largest=NAN), drift={0: Drift(4, NAN, NAN, NAN)},
+)  # fmt: skip
+"""Of a micro-step whose forward is not a number: no weight of it is above or below a bound, and nothing was clipped."""
+
+
+@pytest.mark.parametrize("members", [[SECOND, POISONED], [POISONED, SECOND]], ids=["last", "first"])
+def test_a_member_whose_measures_are_not_numbers_takes_those_of_the_step_with_it(members: list[StepMetrics]) -> None:
+    """Whichever seal stands first. What is no figure of its tokens is told: counts, the KL loss, the staleness it has none of."""
+    totals = step_totals([sealed(metrics, f"c{i}") for i, metrics in enumerate(members)], 4)
+    gone = {"policy_loss", "entropy", "kl", "ratio_max", "drift_0_ratio_mean", "drift_0_ratio_max", "drift_0_gap_mean"}
+    assert not gone & totals.keys() and all(value == value for value in totals.values())
+    assert (totals["drift_0_tokens"], totals["drift_2_ratio_max"], totals["kl_loss"]) == (14.0, 3.0, 1.75 / 4)
+    assert totals["clip_fraction"] == pytest.approx(5 / 34)
+
+
+@pytest.mark.parametrize("steps", [[SECOND, POISONED], [POISONED, SECOND]], ids=["last", "first"])
+def test_a_poisoned_micro_step_is_not_hidden_by_the_others_of_its_member(steps: list[StepMetrics]) -> None:
+    both = steps[0] + steps[1]
+    assert all(value != value for value in (both.tails.largest, both.drift[0].ratio_max, both.drift[0].ratio_sum, both.moved_sum))
+
+
+def test_a_seal_that_says_a_share_which_is_not_a_number_is_left_out_with_it() -> None:
+    totals = step_totals([sealed(SECOND, clip_fraction=NAN)], 4)
+    assert "clip_fraction" not in totals and totals["targets"] == 30.0
