@@ -83,11 +83,13 @@ def run(
 @plainly
 def replay(
     run: Run = "latest",
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every step with the log.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every step with the log; not with --set.")] = False,
     until: Annotated[int, typer.Option(min=0, help="Last step to make; 0: all.")] = 0,
     set_: Overrides = None,
 ) -> None:
     """Train again from the log and the initial weights alone."""
+    if verify and set_:
+        misused("replay", "--verify compares with what the run was trained with; --set changes that (one of them)")
     from infra.cli.attach import attach
     from infra.cli.replaying import in_words, replay_run
 

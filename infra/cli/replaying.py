@@ -42,7 +42,7 @@ def replay_run(attached: Attached, console: Console, *, verify: bool, until: int
     """Replay the run and print a line a step."""
     settings = settings_of(attached, verify=verify, until=until, overrides=overrides)
     problems = not_comparable(attached.info.started, settings, versions())
-    if problems and verify:
+    if problems and settings.verify:
         console.print(f"not comparable here: {'; '.join(problems)}", highlight=False)
         settings = dataclasses.replace(settings, verify=False)
     last: StepVerdict | None = None
@@ -52,7 +52,7 @@ def replay_run(attached: Attached, console: Console, *, verify: bool, until: int
         console.print(_line(last), highlight=False, soft_wrap=True)
     if last is not None and last.verified is False:
         return Verdict(count, False, last.problem)
-    return Verdict(count, None if problems or not verify or not count else True)
+    return Verdict(count, True if settings.verify and count else None)
 
 
 def _verdicts(attached: Attached, settings: ReplaySettings) -> Iterator[StepVerdict]:
@@ -125,8 +125,8 @@ def settings_of(attached: Attached, *, verify: bool, until: int, overrides: list
     settings = wiring.replay(config, started.config_hash)
     if settings.options.device != "cpu" and not cuda_is_here():
         raise CommandError(
-            f"{attached.info.run} was trained on a GPU, and torch finds none here: replay it with --set training.device=cpu, "
-            "where nothing can be compared"
+            f"{attached.info.run} was trained on a GPU, and torch finds none here: replay it with --set training.device=cpu "
+            "and without --verify: nothing can be compared there"
         )
     return dataclasses.replace(settings, verify=verify, until=until)
 

@@ -74,6 +74,12 @@ def test_run_needs_an_experiment_or_a_run_and_not_both(gyre):
     assert (status, "--set is for new runs" in err) == (2, True)
 
 
+def test_a_replay_with_changes_is_not_one_to_verify(gyre):
+    status, out, err = gyre("replay", "latest", "--verify", "--set", "optimizer.lr=5e-4")
+    assert (status, out) == (2, "")
+    assert "--verify compares with what the run was trained with; --set changes that" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
