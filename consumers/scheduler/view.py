@@ -14,7 +14,7 @@ from gyre_engine.scheduling.bursts import Bursts
 from gyre_engine.scheduling.cells import CellState, Fleet, observe
 from gyre_engine.scheduling.classes import ClassPlan, ready_steps
 from gyre_engine.scheduling.cluster import Begin, Cell, Cluster, Decision, Demand, Switch
-from gyre_engine.training.ledger.backlog import Backlog
+from gyre_engine.training.backlog import Backlog
 from gyre_engine.training.ledger.fold import Ledger, apply, consumed
 
 TOPICS = ("executions", "water-level", "cells", "commands", "trajectories", "training")

@@ -25,7 +25,7 @@ from gyre_engine.events.training import (
 from gyre_engine.scheduling import bursts
 from gyre_engine.scheduling.bursts import Bursts
 from gyre_engine.scheduling.cells import Fleet, observe
-from gyre_engine.training.ledger.backlog import Backlog
+from gyre_engine.training.backlog import Backlog
 from gyre_engine.training.ledger.fold import Ledger, apply, concluded, consumed
 
 LEDGER_TOPICS = ("training", "micro-steps", "cells")

@@ -18,7 +18,7 @@ from gyre_engine.events import Event, Recorded
 from gyre_engine.events.calls import TreeClosed
 from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, Finished
 from gyre_engine.events.training import GroupAdmitted, LeftOut
-from gyre_engine.training.ledger.backlog import Backlog
+from gyre_engine.training.backlog import Backlog
 from gyre_engine.trees import facts
 from gyre_engine.trees.forest import Forest
 from gyre_engine.trees.owned import OwnedCalls
