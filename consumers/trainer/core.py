@@ -1,6 +1,6 @@
 """The core: opens steps, has sealed gradients merged, commits, and pays what a commit owes.
 
-reads     the board (training, commands, trajectories, executions, model-calls)
+reads     training, micro-steps, cells, commands, trajectories, executions, model-calls: the board
 writes    micro-steps; training: step-opened, member-released, step-refused, step-committed, published, checkpointed,
           checkpoint-passed-over, waiting
 promises  a step opens only with its whole batch, and in a burst that the scheduler let begin; its order is logged before anybody

@@ -25,7 +25,7 @@ def pack(
     A single path longer than `max_tokens` makes a micro-step of its own. Without trained tokens: nothing.
     aggregate: how a target shares its execution's advantage (`losses.aggregates`).
     context:   the model's context in tokens; a longer path raises InvalidWork. None: not checked.
-    trees:     False: every root-to-leaf path by itself, its prefix again, for layers that cannot be masked (`training.maskable`).
+    trees:     False: every root-to-leaf path by itself, its prefix again: for layers without masks (`training.model.maskable`).
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; a micro-step needs room for at least one token")

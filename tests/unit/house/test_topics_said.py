@@ -53,6 +53,7 @@ EXACT = {
     "consumers.scheduler.process": {*Scheduler.topics},
     "consumers.reporting.process": {*Reporting.topics},
     "consumers.trainer.process": {*LEDGER_TOPICS, *CORE_TOPICS},
+    "consumers.trainer.core": {*CORE_TOPICS},
     "consumers.dashboard": {*SHOWN},
     "producers.proxy.feed": {*FED},
 }
