@@ -62,6 +62,24 @@ LEFT JOIN reported AS r ON r.run = c.run AND r.step = c.step
 ORDER BY run, step""",
 )
 
+SAMPLED_BY_STEP = View(
+    "sampled_by_step",
+    "what all attempts at the groups of each step sampled, however late their trees closed",
+    """
+WITH
+  opened AS (SELECT run, core_epoch, step, attempt, groups FROM training WHERE type = 'step-opened'),
+  trained AS (SELECT run, step, core_epoch, attempt, metrics['targets'] AS trained_tokens FROM training WHERE type = 'step-committed'),
+  stepped AS (SELECT c.run AS run, c.step AS step, c.trained_tokens AS trained_tokens, arrayJoin(o.groups) AS group
+              FROM trained AS c INNER JOIN opened AS o
+              ON o.run = c.run AND o.core_epoch = c.core_epoch AND o.step = c.step AND o.attempt = c.attempt),
+  closed AS (SELECT run, extract(execution, '^(.+)[.][0-9]+[.][0-9]+$') AS group, sampled_tokens AS sampled, tree_tokens AS kept
+             FROM trees WHERE type = 'tree-closed')
+SELECT s.run AS run, s.step AS step, count() AS executions, sum(t.sampled) AS sampled_tokens, sum(t.kept) AS delivered_tokens,
+       delivered_tokens / sampled_tokens AS delivered_fraction, any(s.trained_tokens) / sampled_tokens AS trained_fraction
+FROM stepped AS s INNER JOIN closed AS t ON t.run = s.run AND t.group = s.group
+GROUP BY run, step ORDER BY run, step""",
+)
+
 MEMBER_TIMES = View(
     "member_times",
     "where each member's time went in each step, in seconds: computing, waiting, merging, publishing",
@@ -294,6 +312,7 @@ ORDER BY started_at DESC, run DESC LIMIT 1""",
 VIEWS: tuple[View, ...] = (
     REWARD_BY_STEP,
     STEPS,
+    SAMPLED_BY_STEP,
     MEMBER_TIMES,
     STALENESS,
     DRIFT,

@@ -77,7 +77,8 @@ class StepReported(Event):
     trained_tokens: int
     packed_tokens: int
     sampled_tokens: int
-    """By all policy calls of the step's groups, also those of executions that do not train."""
+    """By all policy calls of those executions of the step's groups, training or not, whose trees were closed when admission decided
+    the group; what an attempt sampled whose tree closed later is in no report (the view sampled_by_step has it)."""
     delivered_tokens: int
     """Of these, those that stand in a trajectory tree."""
     delivered: float

@@ -42,7 +42,8 @@ class Decision:
     left_out: Mapping[str, int]
     """Attempts that do not count, by the head of their reason."""
     leaves: Mapping[str, tuple[str, ...]]
-    """The selected leaves of each execution that sampled something."""
+    """The selected leaves of each execution that counts or had sampled something by admission's word. What an attempt sampled whose
+    tree closes later is not waited for: of a broken one it may never close."""
 
     @classmethod
     def of(cls, event: GroupAdmitted, id: str, offset: int) -> Decision:

@@ -27,6 +27,10 @@ files stand in `.gyre/wandb`, for `wandb sync`. `[report]` in [config.md](config
   that the step needed, so neither the order in which topics are read nor a restart changes it. Only the gap is what was
   known when it was written (its event `probe-gap` may come at any time; the view `gap` has them all), and its ids stand
   among the report's causes.
+- **Sampled tokens** are those of attempts whose trees were closed when admission decided their group, a choice that stands on
+  the log. A group is often decided by a last attempt that ran out of time, before that one's tree is closed: then its tokens
+  are in neither `tokens/sampled` nor the shares of it, and two runs of the same calls may differ by them. The view
+  `sampled_by_step` counts all trees of a step's groups, however late they closed.
 - **Restarts.** A report says in `resume` from where trees and cells must be read again; the ledger and the decisions are
   read whole. TensorBoard's file is written anew from the reports, Prometheus' totals are counted again, W&B gets what it did
   not get yet.

@@ -92,6 +92,7 @@ def one_step(log):
         core_epoch=1, step=1, attempt=1, merge_order=(("cell-0", 1), ("cell-1", 1)), weights_hash="h1", executions=8,
         grad_norm=0.5, loss=float("nan"), reward_mean=0.375, metrics=METRICS,
     )  # fmt: skip
+    log.append(replace(opened, attempt=0, groups=("g9",)), at=at(11))  # void: its core died
     log.append(opened, at=at(12))
     log.append(sealed("cell-0", 300, ("m0", "m2")), at=at(15))
     log.append(sealed("cell-1", 100, ("m1",)), at=at(15))
@@ -148,6 +149,15 @@ def one_tree(log):
     log.append(TreeClosed(execution="g.1.0", nodes=nodes, sampled_tokens=16, tree_tokens=16, delivered=1.0), at=at(2))
 
 
+def late_trees(log):
+    """Of the step's groups: 300 tokens, all delivered; 200 of a discarded attempt whose tree closed last, 160 in it. g9 is none."""
+    for execution, sampled, kept in (("g0.0.0", 300, 300), ("g9.0.0", 1000, 1000), ("g1.3.1", 200, 160)):
+        log.append(
+            TreeClosed(execution=execution, nodes=(), sampled_tokens=sampled, tree_tokens=kept, delivered=kept / sampled),
+            at=at(16),
+        )
+
+
 def started(run):
     return RunStarted(
         run=run,
@@ -170,6 +180,7 @@ def ask(tmp_path_factory):
     one_step(log)
     twenty_executions(log)
     one_tree(log)
+    late_trees(log)
     settings = AnalyticsSettings(path=tmp_path_factory.mktemp("views") / "data", port=0, password="p")
     with serving(settings) as address:
         store = Store(address)
@@ -260,7 +271,7 @@ def test_drift_is_split_by_staleness(ask):
 
 def test_gap_and_staleness(ask):
     assert ask("SELECT cell, weight_version, gap_max, kept_tokens FROM gap") == [("cell-1", 1, 2e-6, 0)]
-    assert ask("SELECT step, staleness_max, staleness_mean FROM staleness") == [(1, 1, 0.25)]
+    assert ask("SELECT step, staleness_max, staleness_mean FROM staleness WHERE attempt = 1") == [(1, 1, 0.25)]
 
 
 def test_water_level_timeline(ask):
@@ -268,7 +279,16 @@ def test_water_level_timeline(ask):
 
 
 def test_branches(ask):
-    assert ask("SELECT calls, roots, leaves, main, sub_agent, delivered FROM branches_per_execution") == [(4, 1, 2, 1, 1, 1.0)]
+    found = ask("SELECT calls, roots, leaves, main, sub_agent, delivered FROM branches_per_execution WHERE execution = 'g.1.0'")
+    assert found == [(4, 1, 2, 1, 1, 1.0)]
+
+
+def test_what_a_step_sampled_is_over_all_trees_of_its_groups_however_late_they_close(ask):
+    """460 of 500 delivered, 400 of 500 trained. An attempt of the same step that was void has no row."""
+    found = ask(
+        "SELECT step, executions, sampled_tokens, delivered_tokens, delivered_fraction, trained_fraction FROM sampled_by_step"
+    )
+    assert found == [(1, 2, 500, 460, 0.92, 0.8)]
 
 
 def test_discards_by_duration(ask):

@@ -129,6 +129,15 @@ def test_what_comes_late_changes_nothing() -> None:
     assert report.event.zero_variance_groups == 1
 
 
+def test_a_tree_that_admission_had_not_read_counts_nowhere_even_where_it_closed_first() -> None:
+    """What is counted is the decision's word: else two readers of one log would differ, by which topic they read first."""
+    log = MemoryLog(run="r")
+    story.put(log, (story.one_call("g000001.2.0", 50), *story.TREES, *story.DECISIONS, *story.LEDGER))
+    for topics in (story.TOPICS, story.TOPICS[::-1]):
+        (report,) = seen(Reports(), story.records(log, *topics))
+        assert (report.event.sampled_tokens, report.event.delivered_tokens) == (28, 27)
+
+
 def begun_again(log: MemoryLog) -> list[Report]:
     """A successor: the ledger whole, then `trajectories`, and of the rest what the last report says."""
     fold = Reports()
