@@ -1,6 +1,6 @@
 """Replaying a run: the verdict step by step.
 
-reads     training, micro-steps; to verify also executions, model-calls, scores, trajectories
+reads     training; micro-steps, those of a step at a time; to verify also executions, model-calls, scores, trajectories
 writes    nothing but dead-letters, for records that cannot be read
 promises  a step is verified only where its micro-steps follow from the model calls and its weights hash to what was committed
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from consumers.replay.derive import Sources, check_groups, check_micro_steps
-from consumers.replay.micro_steps import LoggedMicroSteps
 from gyre_engine.admission import AdmissionSettings
 from gyre_engine.batching.assemble import AssemblyError
 from gyre_engine.batching.microstep import InvalidMicroStep
@@ -25,6 +24,7 @@ from gyre_engine.events.log import RunStarted
 from gyre_engine.events.training import MicroStep
 from gyre_engine.experts import BadRouting
 from gyre_engine.log import Log
+from gyre_engine.log.micro_steps import LoggedMicroSteps
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.losses.names import LossError
 from gyre_engine.training.fingerprint import differences, fingerprint
@@ -122,9 +122,8 @@ class _Trainer:
         replica.load(Path(settings.model_path), 0)
         self._optimizer = AdamW(replica.parameters, replica.shards())
         self._reference = BorrowedReplica(replica, Path(settings.reference)) if settings.reference else None
-        names = {name for step in steps for name in step.opened.micro_steps}
-        self._logged = LoggedMicroSteps(log, names)
-        self._sources = Sources.read(log) if settings.verify and names else Sources()
+        self._logged = LoggedMicroSteps(log)
+        self._sources = Sources.read(log) if settings.verify and steps else Sources()
 
     def make(self, step: CommittedStep) -> StepVerdict:
         number = step.committed.step
@@ -140,7 +139,7 @@ class _Trainer:
 
     def _make(self, step: CommittedStep) -> tuple[int, str]:
         """How many micro-steps it has, and the hash of the weights after it."""
-        settings, logged = self._settings, self._logged.of(step)
+        settings, logged = self._settings, self._logged.of(step.opened.micro_steps)
         count = self._derive(step, logged) if settings.verify else len(step.opened.micro_steps)
         packs = {name: packed(event) for name, event in logged.items()}
         found = train_again(

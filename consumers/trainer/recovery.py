@@ -1,23 +1,23 @@
 """How a core comes up again with the weights of the last committed step.
 
-reads     training, micro-steps
+reads     training; micro-steps, those of a step at a time
 promises  recovery is the newest checkpoint that can be read plus the committed steps after it, made again and hash-checked
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.trainer.settings import TrainerSettings
-from gyre_engine.batching import PackedMicroStep
 from gyre_engine.batching.step_inputs import packed, probe
-from gyre_engine.events.training import Checkpointed, MicroStep
+from gyre_engine.events.training import Checkpointed
 from gyre_engine.log import Log
+from gyre_engine.log.micro_steps import LoggedMicroSteps
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import Checkpoint, Origin
-from gyre_engine.training.ledger.history import History, history_of, train_again
+from gyre_engine.training.ledger.history import CommittedStep, History, train_again
 from gyre_engine.training.ledger.merge import ReplayDiverged
 from gyre_engine.training.replica import Optimizer, TrainingReplica
 
@@ -56,50 +56,52 @@ def recover(
     through: a version to pass on the way; `there` is called with its probe while the replica holds it
     tell:    hears of each checkpoint that cannot be used, with the step of the one that is taken instead
     """
-    records = list(log.read("training"))
-    history = history_of(r.event for r in records)
+    history, position = _told(log)
     known = [event for event in history.checkpoints if through is None or event.step <= through]
     stored, passed = _newest(history, known, settings.checkpoint_url)
     for each in passed[: settings.checkpoint_keep or None]:  # those before were removed, or were to be
         tell(each, stored.step if stored else 0)
-    start = _start(stored, settings, replica, optimizer, origin or Origin())
+    start, version = _start(stored, settings, replica, optimizer, origin or Origin()), history.ledger.step
+    logged = LoggedMicroSteps(log)
+    ids = _probe_of(start, history, logged) if start in (through, version) else []
     if start == through:
-        there(_probe(log, history, start))
-    packs = packs_of(log, history.needed_micro_steps(after=start))
-    for step in history.steps:
-        if step.committed.step <= start:
-            continue
-        found = train_again(step, replica, optimizer, packs, settings.loss, settings.hyper)
-        if found != step.committed.weights_hash:
-            raise ReplayDiverged(
-                f"recovery made step {step.committed.step} again and got weights {found[:16]}; "
-                f"the ledger has {step.committed.weights_hash[:16]}"
-            )
+        there(ids)
+    for step in history.steps[start:]:
+        ids = _made(step, logged, settings, replica, optimizer)
         if step.committed.step == through:
-            there(_probe(log, history, through))
-    last = history.ledger.committed
-    position = next((r.offset for r in reversed(records) if r.event is last), -1)
-    version = history.ledger.step
-    return Recovered(version, start == version, position, _probe(log, history, version))
+            there(ids)
+    return Recovered(version, start == version, position, ids)
 
 
-def _probe(log: Log, history: History, version: int) -> list[int]:
+def _told(log: Log) -> tuple[History, int]:
+    """What the ledger tells, and the offset of the last commit that it took, -1 for none."""
+    history, position = History(), -1
+    for record in log.read("training"):
+        before = history.ledger.committed
+        history.see(record.event)
+        if history.ledger.committed is not before:
+            position = record.offset
+    return history, position
+
+
+def _made(
+    step: CommittedStep, logged: LoggedMicroSteps, settings: TrainerSettings, replica: TrainingReplica, optimizer: Optimizer
+) -> list[int]:
+    """Make this step again; its probe. What it reads is let go with it: only one step's micro-steps are held."""
+    events = logged.of(step.opened.micro_steps)
+    packs = {name: packed(event) for name, event in events.items()}
+    found = train_again(step, replica, optimizer, packs, settings.loss, settings.hyper)
+    if found != step.committed.weights_hash:
+        raise ReplayDiverged(
+            f"recovery made step {step.committed.step} again and got weights {found[:16]}; "
+            f"the ledger has {step.committed.weights_hash[:16]}"
+        )
+    return probe(list(events.values()))
+
+
+def _probe_of(version: int, history: History, logged: LoggedMicroSteps) -> list[int]:
     """The probe that the core took which committed this version."""
-    if not version:
-        return []
-    order = history.steps[version - 1].opened.micro_steps
-    found = {e.micro_step: e for e in _micro_steps(log, set(order))}
-    return probe([found[name] for name in order if name in found])
-
-
-def packs_of(log: Log, names: set[str]) -> Mapping[str, PackedMicroStep]:
-    """The named micro-steps from the log."""
-    return {e.micro_step: packed(e) for e in _micro_steps(log, names)}
-
-
-def _micro_steps(log: Log, names: set[str]) -> Iterator[MicroStep]:
-    if names:
-        yield from (e for r in log.read("micro-steps") if isinstance(e := r.event, MicroStep) and e.micro_step in names)
+    return probe(list(logged.of(history.steps[version - 1].opened.micro_steps).values())) if version else []
 
 
 def _start(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gyre_engine.batching import PackedMicroStep
@@ -40,18 +40,6 @@ class History:
             self.steps.append(CommittedStep(step.opened, event, works))
         elif isinstance(event, Checkpointed):
             self.checkpoints.append(event)
-
-    def needed_micro_steps(self, after: int = 0) -> set[str]:
-        """Ids of the micro-steps of committed steps beyond `after`."""
-        return {m for s in self.steps if s.committed.step > after for w in s.works for m in w.micro_steps}
-
-
-def history_of(events: Iterable[Event]) -> History:
-    """The history that these ledger events tell."""
-    history = History()
-    for event in events:
-        history.see(event)
-    return history
 
 
 def train_again(

@@ -10,7 +10,6 @@ from typing import ClassVar
 import pytest
 
 from consumers.replay import process
-from consumers.replay.micro_steps import LoggedMicroSteps
 from consumers.replay.process import ReplaySettings, StepVerdict, replay
 from consumers.trainer.board import CORE_TOPICS
 from gyre_engine.admission import AdmissionSettings
@@ -25,13 +24,13 @@ from gyre_engine.experts import BadRouting
 from gyre_engine.log.memory import MemoryLog
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.losses.names import LossError
-from gyre_engine.training.ledger.history import history_of
 from gyre_engine.training.metrics import StepMetrics
 from gyre_engine.training.replica import TrainingError
+from tests.unit.log.watched import WatchedLog
 from tests.unit.replay.test_derived_again import logged
 from tests.unit.training.cast import Cast
 from tests.unit.training.test_same_bits import HYPER, Staged, WavyReplica, clock, hashes, run, staged  # noqa: F401
-from tests.unit.training.test_trainers_protocol import begin
+from tests.unit.training.test_trainers_protocol import MICRO_STEPS, begin
 
 SETTINGS = ReplaySettings(
     model_path="", packing=Packing(100, 100), threads=1, admission=AdmissionSettings("verifier", "1"),
@@ -127,17 +126,13 @@ def test_a_ledger_that_cannot_be_followed_is_a_verdict_after_the_steps_before(st
     assert [v.step for v in verdicts(log, said, replace(SETTINGS, until=0))] == [1, 2]
 
 
-def test_a_step_s_micro_steps_are_read_when_it_is_made(staged: Staged) -> None:  # noqa: F811
-    """Those of no other step, each once, though the log has it twice."""
-    log = trained(staged(0), 3)
-    log.append_all([r.event for r in log.read("micro-steps")])
-    steps = history_of(r.event for r in log.read("training")).steps
-    logged = LoggedMicroSteps(log, {name for s in steps for name in s.opened.micro_steps})
-    for step in steps:
-        found = logged.of(step)
-        assert tuple(found) == step.opened.micro_steps
-        assert {e.step for e in found.values()} == {step.committed.step}
-    assert LoggedMicroSteps(log, set()).of(steps[0]) == {}
+def test_micro_steps_are_read_once_and_those_of_one_step_are_held(staged: Staged, said: list[str]) -> None:  # noqa: F811
+    cast = staged(0)
+    run(cast, 4)
+    log = WatchedLog(cast.store, "r")
+    assert [v.weights_hash for v in verdicts(log, said)] == hashes(cast)
+    assert log.handed == list(range(4 * MICRO_STEPS))
+    assert log.most <= MICRO_STEPS + 1
 
 
 def whole(cast: Cast) -> MemoryLog:

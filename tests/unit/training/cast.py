@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from consumers.trainer.board import CORE_TOPICS
 from consumers.trainer.core import Core
 from consumers.trainer.publisher import Publisher
+from gyre_engine.events import Event
 from gyre_engine.events.cells import CellRole
 from gyre_engine.events.training import (
     CoreElected,
     MicroStep,
     StepOpened,
 )
-from gyre_engine.training.ledger.history import history_of
+from gyre_engine.training.ledger.history import History
 from tests.unit.training.test_trainers_protocol import ALL, MICRO_STEPS, Bench, micro_step
 
 S, T = CellRole.SAMPLING, CellRole.TRAINING
 LEASE_S = 5.0
 """Of this bench; `cells.lease_s` in a run."""
+
+
+def history_of(events: Iterable[Event]) -> History:
+    """The history that these ledger events tell."""
+    history = History()
+    for event in events:
+        history.see(event)
+    return history
 
 
 class Killed(BaseException):

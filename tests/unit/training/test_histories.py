@@ -28,9 +28,8 @@ from gyre_engine.events.training import CoreElected
 from gyre_engine.log.election import Deposed
 from gyre_engine.log.names import full_name
 from gyre_engine.log.port import Raw
-from gyre_engine.training.ledger.history import history_of
 from gyre_engine.transfer.tcp import TcpTransfer
-from tests.unit.training.cast import LEASE_S, Cast, Clock
+from tests.unit.training.cast import LEASE_S, Cast, Clock, history_of
 from tests.unit.training.test_trainers_protocol import ALL, CountingOptimizer
 
 SATELLITES = st.sampled_from(["c1", "c2"])

@@ -26,12 +26,12 @@ from gyre_engine.events.training import CheckpointPassedOver, MicroStep, Sealed,
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training import checkpoint
 from gyre_engine.training.checkpoint import CheckpointError, OfSomethingElse, Origin
-from gyre_engine.training.ledger.history import history_of, train_again
+from gyre_engine.training.ledger.history import train_again
 from gyre_engine.training.metrics import StepMetrics
 from gyre_engine.training.model.flat import flatten
 from gyre_engine.training.optimizer.adamw import AdamW
 from gyre_engine.training.replica import Hyper, TrainingError, Untrainable, require_trainable
-from tests.unit.training.cast import Cast, Clock
+from tests.unit.training.cast import Cast, Clock, history_of
 from tests.unit.training.test_faults_of_trainers import POINTS, die_at
 from tests.unit.training.test_trainers_protocol import micro_step
 

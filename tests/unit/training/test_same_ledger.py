@@ -24,11 +24,10 @@ from gyre_engine.events.training import Claimed, MemberJoined, MemberReleased, M
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.sampling.native.fresh import write_fresh_model
 from gyre_engine.sampling.native.shape import ModelShape as FreshShape
-from gyre_engine.training.ledger.history import history_of
 from gyre_engine.training.ledger.merge import accumulate, merge, update
 from gyre_engine.training.optimizer.adamw import AdamW
 from gyre_engine.training.replica import Hyper, ReplicaOptions
-from tests.unit.training.cast import Cast, Clock
+from tests.unit.training.cast import Cast, Clock, history_of
 from tests.unit.training.test_faults_of_trainers import POINTS, die_at
 
 megatron = pytest.importorskip("gyre_engine.training.model.megatron")
