@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from consumers.reporting.board import Board
 from consumers.reporting.displays import Display, Displays
 from consumers.reporting.prometheus import PortTaken, Prometheus
 from consumers.reporting.settings import ReportingSettings
+from consumers.reporting.tensorboard_file import TensorBoardFile
 from consumers.reporting.wandb_run import WandbRun
 from gyre_engine.events import Recorded
 from gyre_engine.events.reports import StepReported
 from gyre_engine.log.consumer import Consumer, Reading, serve
-from gyre_engine.log.consumer import Report as Health
+from gyre_engine.log.consumer import Report as TellHealth
 from gyre_engine.log.port import Follower, Log, Offsets
 from gyre_engine.reports import Report, Reports
 
@@ -33,7 +33,7 @@ DRAIN_SECONDS = 5.0
 APPEND_SECONDS = 30.0
 
 
-def run(settings: ReportingSettings, log: Log, stop: threading.Event | None = None, report: Health | None = None) -> None:
+def run(settings: ReportingSettings, log: Log, stop: threading.Event | None = None, report: TellHealth | None = None) -> None:
     """Report until SIGTERM, SIGINT or `stop`."""
     serve(Reporting(log, settings, report=report), stop)
 
@@ -41,8 +41,8 @@ def run(settings: ReportingSettings, log: Log, stop: threading.Event | None = No
 def displays(settings: ReportingSettings, run: str) -> list[Display]:
     """Those that the settings ask for. One that cannot begin is named in the log and left out."""
     wanted: list[Callable[[], Display]] = [lambda: Prometheus(run, settings.host, settings.port)]
-    if (board := settings.board) is not None:
-        wanted.append(lambda: Board(board))
+    if (folder := settings.board) is not None:
+        wanted.append(lambda: TensorBoardFile(folder))
     if (wandb := settings.wandb) is not None:
         wanted.append(lambda: WandbRun(run, wandb))
     return [display for make in wanted if (display := _made(make)) is not None]
@@ -65,7 +65,7 @@ class Reporting(Consumer):
     topics = ("training", "trajectories", "trees", "cells")
 
     def __init__(
-        self, log: Log, settings: ReportingSettings, shown: Sequence[Display] | None = None, report: Health | None = None
+        self, log: Log, settings: ReportingSettings, shown: Sequence[Display] | None = None, report: TellHealth | None = None
     ) -> None:
         super().__init__(log, Reading(), report)
         self._settings = settings

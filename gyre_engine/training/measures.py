@@ -1,4 +1,4 @@
-"""What a micro-step measured, as sums that add up over micro-steps and cells."""
+"""Measuring a micro-step: from the tensors of its loss to the record that `metrics` defines. The one of the two with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What micro-steps and updates say of themselves; what micro-steps say adds up to what a step says."""
+"""The records of what micro-steps and updates measured, and how they add up. No torch.
+
+`measures` fills them from tensors; `ledger/sums` writes them into a seal, and those of all seals into a commit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a step measured, as the ledger carries it: a member's sums in its seal, the step's totals in its commit. Pure, no torch."""
+"""What a step measured, in the ledger's words: names and numbers by which a member's `metrics` stand in its seal, and what those of
+all seals come to in the step's commit. Pure, no torch.
+"""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from consumers.reporting.board import Board
 from consumers.reporting.displays import Display
 from consumers.reporting.process import Reporting, displays
 from consumers.reporting.prometheus import PortTaken, Prometheus
 from consumers.reporting.settings import ReportingSettings, WandbSettings
+from consumers.reporting.tensorboard_file import TensorBoardFile
 from gyre_engine.events import Recorded
 from gyre_engine.events.reports import StepReported
 from gyre_engine.log.memory import MemoryLog
@@ -187,7 +187,7 @@ def test_what_tensorboard_reads(tmp_path: Path) -> None:
     """Commits at 8 s and 16 s of the story's clock; the first report stands between them on the ledger in no life here."""
     log = two_steps()
     for _ in range(2):
-        follow(log, Board(tmp_path / "r"))
+        follow(log, TensorBoardFile(tmp_path / "r"))
         found = points(tmp_path / "r")
         assert found["tokens/sampled"] == [(1, 8.0, 28.0), (2, 16.0, 12.0)]
         assert found["ratio/tail/above_2"] == [(1, 8.0, pytest.approx(0.2)), (2, 16.0, pytest.approx(0.2))]
@@ -199,11 +199,11 @@ def test_what_tensorboard_reads(tmp_path: Path) -> None:
 
 def test_a_board_that_was_cut_off_is_whole_again_and_files_of_others_stay(tmp_path: Path) -> None:
     log = two_steps()
-    follow(log, Board(tmp_path))
+    follow(log, TensorBoardFile(tmp_path))
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-7])
     (tmp_path / "events.out.tfevents.1.somebody").write_bytes(b"")
-    follow(log, Board(tmp_path))
+    follow(log, TensorBoardFile(tmp_path))
     assert [step for step, *_ in points(tmp_path)["loss/total"]] == [1, 2]
     assert not file.exists() and (tmp_path / "events.out.tfevents.1.somebody").exists()
 

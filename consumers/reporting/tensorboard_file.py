@@ -19,7 +19,7 @@ PATTERN = "events.out.tfevents.*.gyre"
 FILE_VERSION = "brain.Event:2"
 
 
-class Board:
+class TensorBoardFile:
     """Writes to a file of its own in `folder`; the files of earlier lives go when the first report comes."""
 
     name = "TensorBoard"
