@@ -23,9 +23,12 @@ class RunStarted(Event):
     initial_weights: str
     """fsspec URL of the initial weights."""
     initial_weights_hash: str
+    """sha256 over the folder's safetensors files in the order of their names, hex."""
     topic_prefix: str
     model_files: dict[str, str] = field(default_factory=dict)
     """Name -> text of the model's config.json and generation_config.json: what a cell on another host makes a model folder of."""
+    reference_hash: str = ""
+    """As initial_weights_hash, of the reference policy; empty: the loss looks at none, or the run was begun before this was pinned."""
 
 
 @event("run-resumed", topic="runs", key="run")

@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
-from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -22,8 +20,8 @@ from infra.cli.attach import Attached
 from infra.cli.errors import CommandError
 from infra.stack import wiring
 from infra.stack.checks import cuda_is_here
+from infra.stack.pinned import replaced
 from infra.stack.versions import versions
-from infra.stack.weights import image_hash
 
 OpenLog = Callable[[], AbstractContextManager[Log]]
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -114,14 +112,8 @@ def settings_of(attached: Attached, *, verify: bool, until: int, overrides: list
     config = config_from_json(started.config)
     if overrides:
         config, verify = with_overrides(config, overrides), False
-    model = Path(urlsplit(started.initial_weights).path)
-    if not model.exists():
-        raise CommandError(f"the initial weights of {attached.info.run} are gone: {model}; put them back to replay it")
-    if (found := image_hash(model)) != started.initial_weights_hash:
-        raise CommandError(
-            f"the weights in {model} are not those that {attached.info.run} began with "
-            f"(sha256 {found[:16]}, the log has {started.initial_weights_hash[:16]})"
-        )
+    if changed := tuple(replaced(started, config)):
+        raise CommandError(f"{attached.info.run} cannot be replayed: {'; '.join(changed)}")
     settings = wiring.replay(config, started.config_hash)
     if settings.options.device != "cpu" and not cuda_is_here():
         raise CommandError(

@@ -24,6 +24,7 @@ from gyre_engine.training.model.maskable import why_paths
 from infra.cli.attach import attach
 from infra.cli.errors import CommandError
 from infra.stack.layout import StackFolder
+from infra.stack.pinned import replaced
 from infra.stack.session import Session, StackEnded
 from infra.stack.versions import versions
 from infra.supervisor.spec import SupervisorEvent
@@ -149,7 +150,7 @@ def quiet_logging(verbose: bool) -> None:
 
 
 def to_resume(run: str, folder: StackFolder) -> Resumed:
-    """The run to go on with. Raises CommandError where it is over."""
+    """The run to go on with. Raises CommandError where it is over, or would not go on with the same bits."""
     with attach(run, folder) as attached:
         info = attached.info
     if info.ended is not None and info.ended.outcome == "completed":
@@ -159,6 +160,8 @@ def to_resume(run: str, folder: StackFolder) -> Resumed:
     changed = (*differences(info.started.fingerprint, here), *differences(info.started.versions, versions()))
     if changed:
         raise CommandError(f"{info.run} cannot go on here, its steps would not be the same: {'; '.join(dict.fromkeys(changed))}")
+    if changed := tuple(replaced(info.started, config)):
+        raise CommandError(f"{info.run} cannot go on, its steps would not be the same: {'; '.join(changed)}")
     url = folder.private().get("clickhouse.url", config.clickhouse.url)
     config = dataclasses.replace(
         config, kafka=dataclasses.replace(config.kafka, librdkafka=folder.librdkafka()),

@@ -35,6 +35,7 @@ from infra.stack.health import forget
 from infra.stack.kafka import kafka_settings, start_broker
 from infra.stack.launch import Launch, keep_secrets
 from infra.stack.layout import StackFolder
+from infra.stack.pinned import reference_hash
 from infra.stack.ports import free_ports
 from infra.stack.processes import run_processes
 from infra.stack.versions import versions
@@ -206,9 +207,11 @@ class Session:
 
     def _run_started(self, partitions: dict[str, int], kafka: KafkaSettings) -> RunStarted:
         model = Path(self.config.model.path)
+        weights = image_hash(model)
         return RunStarted(
             run=self.run, config=self.pinned, config_hash=config_hash(self.pinned),
             versions=versions(), partitions=partitions,
             fingerprint=fingerprint(self.config.cells.threads, self.config.training.device), initial_weights=model.as_uri(),
-            initial_weights_hash=image_hash(model), model_files=config_files(model), topic_prefix=f"{kafka.prefix}.{self.run}",
+            initial_weights_hash=weights, reference_hash=reference_hash(self.config, weights), model_files=config_files(model),
+            topic_prefix=f"{kafka.prefix}.{self.run}",
         )  # fmt: skip

@@ -1,6 +1,5 @@
 """What a replay came to, in words: only one that compared and found a difference differs, only one that compared verifies."""
 
-import dataclasses
 import io
 from pathlib import Path
 
@@ -8,42 +7,18 @@ import pytest
 from rich.console import Console
 
 from consumers.replay.process import StepVerdict
-from gyre_engine.config import Config, config_hash, to_json
-from gyre_engine.events.log import RunStarted
-from gyre_engine.log.runs import RunInfo
-from gyre_engine.log.settings import KafkaSettings
-from gyre_engine.training.fingerprint import fingerprint
 from infra.cli import replaying
-from infra.cli.attach import Attached
 from infra.cli.errors import CommandError
 from infra.cli.replaying import Verdict, in_words, replay_run
-from infra.stack.versions import versions
-from infra.stack.weights import image_hash
+from tests.unit.cli.pinned_run import pinned_run
 
 
-@pytest.fixture
-def attached(tmp_path: Path) -> Attached:
-    """A run of this machine, whose model is where it was."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "model.safetensors").write_bytes(b"weights")
-    (model / "config.json").write_text("{}")
-    config = Config()
-    pinned = to_json(dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(model))))
-    started = RunStarted(
-        run="r-1", config=pinned, config_hash=config_hash(pinned), versions=versions(), partitions={},
-        fingerprint=fingerprint(config.cells.threads, "cpu"), initial_weights=model.as_uri(), initial_weights_hash=image_hash(model),
-        topic_prefix="gyre.r-1",
-    )  # fmt: skip
-    return Attached(KafkaSettings(""), RunInfo("r-1", 1, started))
-
-
-def test_a_replay_is_verified_only_where_it_was_compared(attached: Attached, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_is_verified_only_where_it_was_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`verified` of each step follows the settings, as the process has it; both are asked of it here."""
     monkeypatch.setattr(
         replaying, "_verdicts", lambda _attached, settings: [StepVerdict(1, 2, "f" * 64, True if settings.verify else None)]
     )
-    quiet = Console(file=io.StringIO())
+    attached, quiet = pinned_run(tmp_path), Console(file=io.StringIO())
     assert replay_run(attached, quiet, verify=True, until=0, overrides=[]) == Verdict(1, True)
     assert replay_run(attached, quiet, verify=False, until=0, overrides=[]) == Verdict(1, None)
     assert replay_run(attached, quiet, verify=True, until=0, overrides=["optimizer.lr=5e-4"]) == Verdict(1, None)
