@@ -62,7 +62,7 @@ def _shape(work: ExecutionWork) -> _Shape:
     for index, segment in enumerate(work.segments):
         if segment.parent >= 0:
             depths[index] = depths[segment.parent] + lengths[segment.parent]
-    sequence = _sequences(work, kept, owner)
+    sequence = _numbered(work.sequences)
     return _Shape(starts, kept, depths, owner, _homes(work, owner, sequence), sequence)
 
 
@@ -77,25 +77,12 @@ def _kept(work: ExecutionWork, lengths: Positions, starts: Positions, owner: Pos
     return kept
 
 
-def _sequences(work: ExecutionWork, kept: Positions, owner: Positions) -> NDArray[np.int32]:
-    """The trajectory of each trained token, numbered from 0 in order of first appearance."""
-    chosen = _first_leaf(work, kept)[owner] if work.sequences is None else work.sequences.astype(np.int64)
-    _, first, inverse = np.unique(chosen, return_index=True, return_inverse=True)
+def _numbered(sequences: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The trajectories of the trained tokens, numbered from 0 in order of first appearance."""
+    _, first, inverse = np.unique(sequences, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int32)
     rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
     return rank[inverse]
-
-
-def _first_leaf(work: ExecutionWork, kept: Positions) -> Positions:
-    leaf = np.full(len(kept), -1, dtype=np.int64)
-    for index in range(len(kept) - 1, -1, -1):
-        if not kept[index]:
-            continue
-        if leaf[index] < 0:
-            leaf[index] = index
-        if work.segments[index].parent >= 0:
-            leaf[work.segments[index].parent] = leaf[index]
-    return leaf
 
 
 def _homes(work: ExecutionWork, owner: Positions, sequence: NDArray[np.int32]) -> Positions:

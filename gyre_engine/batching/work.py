@@ -43,8 +43,7 @@ class ExecutionWork:
     versions:        int32[m] weight version under which each was sampled
     advantage:       of the execution, relative to its group
     trained_tokens:  the frozen count for the whole execution (log-rules 6): the divisor of its mean
-    sequences:       int32[m] selected trajectory of each trained token (0, 1, ...), each on one path.
-                     None: a token belongs to the first leaf below it.
+    sequences:       int32[m] selected trajectory of each trained token (0, 1, ...), each on one path
     experts:         uint8[tokens, width] those of all tokens, one segment after the other (gyre_engine.experts); NO_ROWS: not recorded
     Raises InvalidWork where these do not fit together.
     """
@@ -56,7 +55,7 @@ class ExecutionWork:
     versions: Ints
     advantage: float
     trained_tokens: int
-    sequences: Ints | None = None
+    sequences: Ints
     experts: Rows = field(default_factory=lambda: NO_ROWS)
 
     def __post_init__(self) -> None:
@@ -88,7 +87,7 @@ def _check_trained(work: ExecutionWork) -> None:
     count = len(work.trained)
     name = f"execution {work.execution}"
     for what, values in (("logprobs", work.logprobs), ("versions", work.versions), ("sequences", work.sequences)):
-        if values is not None and len(values) != count:
+        if len(values) != count:
             raise InvalidWork(f"{name}: {count} trained tokens but {len(values)} {what}")
     if work.experts.size and len(work.experts) != work.tokens:
         raise InvalidWork(f"{name}: {work.tokens} tokens but {len(work.experts)} rows of routed experts")

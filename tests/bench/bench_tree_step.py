@@ -35,6 +35,7 @@ import numpy as np
 
 from gyre_engine.batching import ExecutionWork, PackedMicroStep, Segment, pack
 from gyre_engine.losses import LossConfig
+from tests.works import first_leaves
 
 RECORDED = Path(__file__).with_name("recorded_tree.json")
 VOCAB, LAYERS, RECORDED_LAYERS, REPEATS = 512, 2, 1, 7
@@ -65,7 +66,7 @@ def work(rows: Rows) -> ExecutionWork:
     trained = np.flatnonzero(sampled).astype(np.int32)
     segments = [Segment(rng.integers(0, VOCAB, sum(n for n, _ in some)).astype(np.int32), parent) for parent, some in rows]
     return ExecutionWork(
-        execution="bench", segments=tuple(segments), trained=trained,
+        execution="bench", segments=tuple(segments), trained=trained, sequences=first_leaves(segments, trained),
         logprobs=(-np.log(VOCAB) + 0.02 * rng.standard_normal(len(trained))).astype(np.float32),
         versions=np.zeros(len(trained), dtype=np.int32), advantage=1.0, trained_tokens=len(trained),
     )  # fmt: skip

@@ -7,6 +7,7 @@ from gyre_engine.batching import ExecutionWork, Segment
 from gyre_engine.losses import LossConfig
 from gyre_engine.training.replica import ReplicaOptions
 from tests.contract.leaders import Leader
+from tests.works import first_leaves
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -71,10 +72,12 @@ def reference(path, dtype=torch.float32):
 def work(name, segments, trained, advantage, seed=0):
     rng = np.random.default_rng([seed, *name.encode()])
     trained = np.array(trained, dtype=np.int32)
+    parts = tuple(Segment(rng.integers(0, VOCAB, size).astype(np.int32), parent) for parent, size in segments)
     return ExecutionWork(
         execution=name,
-        segments=tuple(Segment(rng.integers(0, VOCAB, size).astype(np.int32), parent) for parent, size in segments),
+        segments=parts,
         trained=trained,
+        sequences=first_leaves(parts, trained),
         logprobs=(-4 + 0.3 * rng.standard_normal(len(trained))).astype(np.float32),
         versions=rng.integers(1, 4, len(trained)).astype(np.int32),
         advantage=advantage,

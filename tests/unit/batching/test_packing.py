@@ -11,6 +11,7 @@ from gyre_engine.batching import ExecutionWork, PackedMicroStep, Segment, pack
 from gyre_engine.batching.microstep import InvalidMicroStep
 from gyre_engine.batching.work import InvalidWork
 from gyre_engine.losses import AGGREGATES
+from tests.works import first_leaves
 
 
 def parts_of(step):
@@ -20,7 +21,10 @@ def parts_of(step):
 
 
 def work(execution, segments, trained, advantage=1.0, sequences=None):
-    """Ids are unique within the execution; log-probability and version say which token they belong to."""
+    """Ids are unique within the execution; log-probability and version say which token they belong to.
+
+    sequences: the trajectory of each trained token; None: that of the first leaf below it
+    """
     tokens = sum(size for _, size in segments)
     ids = np.arange(tokens, dtype=np.int32)
     starts = np.cumsum([0, *[size for _, size in segments]])
@@ -34,7 +38,7 @@ def work(execution, segments, trained, advantage=1.0, sequences=None):
         versions=trained + 7,
         advantage=advantage,
         trained_tokens=len(trained),
-        sequences=None if sequences is None else np.array(sequences, dtype=np.int32),
+        sequences=first_leaves(parts, trained) if sequences is None else np.array(sequences, dtype=np.int32),
     )
 
 
@@ -240,6 +244,7 @@ def test_work_that_contradicts_itself_is_refused():
         ({"segments": (good.segments[1], good.segments[0])}, "depth-first"),
         ({"trained": np.array([4, 1])}, "ascend"),
         ({"logprobs": good.logprobs[:1]}, "1 logprobs"),
+        ({"sequences": good.sequences[:1]}, "1 sequences"),
         ({"trained_tokens": 1}, "frozen count 1"),
         ({"advantage": float("nan")}, "not finite"),
         ({"segments": (*good.segments, Segment(np.array([], np.int32), 0))}, "empty"),

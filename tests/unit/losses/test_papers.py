@@ -26,6 +26,7 @@ def ours(name, aggregate, scale, **config):
             execution=f"e{length}", segments=(Segment(np.arange(length + 1, dtype=np.int32)),),
             trained=np.arange(1, length + 1, dtype=np.int32), logprobs=np.zeros(length, np.float32),
             versions=np.zeros(length, np.int32), advantage=advantage, trained_tokens=length,
+            sequences=np.zeros(length, np.int32),
         )
         for length, advantage in zip(LENGTHS, advantages, strict=True)
     ]  # fmt: skip

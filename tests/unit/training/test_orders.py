@@ -34,6 +34,7 @@ def micro_step():
     work = ExecutionWork(
         execution="e", segments=(Segment(ids[:5], -1), Segment(ids[5:], 0)), trained=np.array([6, 8], dtype=np.int32),
         logprobs=np.array([-1.5, -2.0], dtype=np.float32), versions=np.array([1, 2], dtype=np.int32), advantage=0.5, trained_tokens=2,
+        sequences=np.zeros(2, dtype=np.int32),
     )  # fmt: skip
     (step,) = pack([work], 100)
     return step

@@ -29,6 +29,7 @@ from gyre_engine.training.optimizer.adamw import AdamW
 from gyre_engine.training.replica import Hyper, ReplicaOptions
 from tests.unit.training.cast import Cast, Clock, history_of
 from tests.unit.training.test_faults_of_trainers import POINTS, die_at
+from tests.works import first_leaves
 
 megatron = pytest.importorskip("gyre_engine.training.model.megatron")
 
@@ -56,13 +57,12 @@ def works(step: int) -> list[ExecutionWork]:
     for number in range(EXECUTIONS):
         sizes = [int(n) for n in rng.integers(6, 14, 3)]
         trained = np.arange(sizes[0], sum(sizes), dtype=np.int32)
+        segments = tuple(
+            Segment(rng.integers(0, VOCAB, size).astype(np.int32), parent) for size, parent in zip(sizes, (-1, 0, 0), strict=True)
+        )
         found.append(
             ExecutionWork(
-                execution=f"e{step}.{number}",
-                segments=tuple(
-                    Segment(rng.integers(0, VOCAB, size).astype(np.int32), parent)
-                    for size, parent in zip(sizes, (-1, 0, 0), strict=True)
-                ),
+                execution=f"e{step}.{number}", segments=segments, sequences=first_leaves(segments, trained),
                 trained=trained, logprobs=(-4 + 0.3 * rng.standard_normal(len(trained))).astype(np.float32),
                 versions=np.zeros(len(trained), np.int32), advantage=float(rng.standard_normal()), trained_tokens=len(trained),
             )

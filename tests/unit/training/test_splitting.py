@@ -54,6 +54,7 @@ def test_the_largest_trees_go_apart():
             execution=f"e{size}", segments=(Segment(np.arange(size, dtype=np.int32), -1),),
             trained=np.array([size - 1], dtype=np.int32),
             logprobs=np.zeros(1, dtype=np.float32), versions=np.ones(1, dtype=np.int32), advantage=1.0, trained_tokens=1,
+            sequences=np.zeros(1, dtype=np.int32),
         )
         for size in (9, 7, 5, 3)
     ]  # fmt: skip

@@ -71,7 +71,6 @@ def test_assembled_work_holds_the_selected_tokens_with_their_logprobs_and_versio
     assert work.trained_tokens == len(work.trained) == chosen.trained_tokens
     trained = [tokens[row] for row in work.trained]
     expected = {t: n for n, ranges in enumerate(chosen.ranges) for item in ranges for t in output(grown, item)}
-    assert work.sequences is not None
     assert dict(zip(trained, work.sequences.tolist(), strict=True)) == expected
     assert work.logprobs.tolist() == pytest.approx([-t / 1000 for t in trained])
     assert work.versions.tolist() == [_version(grown, t) for t in trained]
