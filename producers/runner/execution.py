@@ -82,6 +82,7 @@ class Execution:
         try:
             try:
                 before = await self._place.prepare()
+                await self._proxy_answers()
             except (TaskError, OSError, PlaceError) as error:
                 return self._discarded(DiscardReason.ENVIRONMENT, str(error))
             except CalledOff as called_off:
@@ -90,6 +91,19 @@ class Execution:
             return await self._run(before)
         finally:
             await self._place.remove()
+
+    async def _proxy_answers(self) -> None:
+        """No agent starts before its endpoint is there: one that calls once and gives up would lose this attempt. Raises CalledOff."""
+        reached = asyncio.ensure_future(self._outside.proxy.reached(self._name))
+        called_off = asyncio.ensure_future(self._cancelled.wait())
+        try:
+            await asyncio.wait((reached, called_off), return_when=asyncio.FIRST_COMPLETED)
+            if not reached.done():
+                raise CalledOff("cancelled while it waited for the proxy")
+            reached.result()
+        finally:
+            reached.cancel()
+            called_off.cancel()
 
     async def _run(self, before: str) -> Finished | Discarded:
         try:

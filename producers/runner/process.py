@@ -84,7 +84,9 @@ async def _main(settings: RunnerSettings, log: Log, harness: Harness | HarborAge
     with tempfile.TemporaryDirectory(prefix="gyre-runner-") as folder:  # short: a socket's path has 107 bytes at most
         where = urlsplit(settings.proxy_url)
         socket = settings.proxy_socket or f"{folder}/proxy.sock"
-        bridge = None if settings.proxy_socket else await open_bridge(Path(socket), where.hostname or "", where.port or 80)
+        bridge = None
+        if not settings.proxy_socket:
+            bridge = await open_bridge(Path(socket), where.hostname or "", where.port or 80, settings.proxy_patience_s)
         runner = Runner(log, catalog, Outside(settings, isolation, harness, proxy, socket))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

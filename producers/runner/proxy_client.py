@@ -1,10 +1,11 @@
-"""The proxy's internal routes, as the runner uses them: how long it held an execution up, and closing one."""
+"""The proxy's internal routes, as the runner uses them: whether it answers, how long it held an execution up, and closing one."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -39,22 +40,29 @@ class ProxyClient:
             return None
         return int(answer.json()["held_us"]) if answer.status_code == 200 else None
 
+    async def reached(self, execution: str) -> None:
+        """Until the proxy answers for an execution that is about to start. Raises ProxyUnavailable."""
+        await self._asked("GET", execution, self._patience_s, f"answer for execution {execution}")
+
     async def close_execution(self, execution: str, patience_s: float | None = None) -> Closed:
         """The proxy refuses further calls and logs their number. Raises ProxyUnavailable."""
         patience_s = self._patience_s if patience_s is None else patience_s
-        deadline, pause, said = time.monotonic() + patience_s, 0.1, ""
+        body = await self._asked("POST", f"{execution}/close", patience_s, f"close execution {execution}")
+        return Closed(int(body["held_us"]), int(body["calls"]))
+
+    async def _asked(self, method: str, path: str, patience_s: float, what: str) -> dict[str, Any]:
+        deadline, pause = time.monotonic() + patience_s, 0.1
         while True:
             try:
-                answer = await self._http.post(f"{self._url}/internal/executions/{execution}/close", headers=self._headers)
+                answer = await self._http.request(method, f"{self._url}/internal/executions/{path}", headers=self._headers)
                 if answer.status_code == 200:
-                    body = answer.json()
-                    return Closed(int(body["held_us"]), int(body["calls"]))
+                    return dict(answer.json())
                 said = f"status {answer.status_code}: {answer.text[:200]}"
             except httpx.HTTPError as error:
                 said = f"{type(error).__name__}: {error}"
             if time.monotonic() > deadline:
                 raise ProxyUnavailable(
-                    f"the proxy at {self._url} did not close execution {execution} within {patience_s:g} s ({said}): "
+                    f"the proxy at {self._url} did not {what} within {patience_s:g} s ({said}): "
                     "is it running, and with the same secret?"
                 )
             await asyncio.sleep(pause)

@@ -48,7 +48,8 @@ class RunnerSettings:
     model: str = "policy"
     secret: bytes = field(repr=False)
     proxy_patience_s: float = 120.0
-    """How long the runner waits for the proxy to close an execution."""
+    """How long the runner, and an agent's connection in its sandbox, wait for a proxy that does not answer: the window within which
+    its supervisor starts it again (RestartPolicy); one that stays away for longer is given up."""
     scorer: str = "verifier"
     scorer_version: str = "1"
     reward_bounds: tuple[float, float] = (0.0, 1.0)

@@ -129,7 +129,7 @@ class Bench:
             secret=SECRET, limits=LIMITS, overall_timeout_s=2 * LIMIT_S,
         )  # fmt: skip
         proxy = ProxyClient(self.url, SECRET, 5.0)
-        bridge = await open_bridge(self.folder / "p.sock", "127.0.0.1", int(self.url.rsplit(":", 1)[1]))
+        bridge = await open_bridge(self.folder / "p.sock", "127.0.0.1", int(self.url.rsplit(":", 1)[1]), 5.0)
         outside = Outside(of_runner, sandbox_available(), find_harness(own), proxy, str(bridge.path))
         try:
             (_, found), *_ = load_catalog(of_runner.sources).of_split("train")

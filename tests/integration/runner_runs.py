@@ -43,11 +43,12 @@ def settings_for(folder: Path, url: str, **changes: Any) -> RunnerSettings:
 
 
 @asynccontextmanager
-async def runner_on(log: MemoryLog, settings: RunnerSettings, folder: Path) -> AsyncIterator[Runner]:
+async def runner_on(log: MemoryLog, settings: RunnerSettings, folder: Path, bridge_s: float = 5.0) -> AsyncIterator[Runner]:
+    """`bridge_s`: how long a call from a sandbox waits for a proxy that is away."""
     proxy = ProxyClient(settings.proxy_url, SECRET, 5.0)
     port = int(settings.proxy_url.rsplit(":", 1)[1])
     socket = folder / "p.sock"
-    bridge = await open_bridge(socket, "127.0.0.1", port)
+    bridge = await open_bridge(socket, "127.0.0.1", port, bridge_s)
     isolation = sandbox_available() if settings.sandboxed else Isolation.NONE
     try:
         made = harness_of(settings.harness, settings.harbor, settings.public_url)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, Ending, Finished, Scored, Started, ToolReturned
 from gyre_engine.events.training import EvaluationReported
 from gyre_engine.log.memory import MemoryLog
+from gyre_engine.sandbox.policy import python_path
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.tasks import Source
@@ -40,16 +42,73 @@ async def test_an_execution_goes_from_task_to_kept_work_product(tmp_path: Path) 
     assert first[1]["content"] == "Write 42 to answer.txt. (one)"
 
 
+class Late(FakeProxy):
+    """Drops its first connections, as what listens there before the proxy does."""
+
+    unready = 3
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.unready -= 1
+        if self.unready >= 0:
+            writer.transport.abort()
+        else:
+            await super()._serve(reader, writer)
+
+
+CALLS_ONCE = """-c '
+import os, urllib.request
+at, key = os.environ["GYRE_BASE_URL"], os.environ["GYRE_API_KEY"]
+urllib.request.urlopen(urllib.request.Request(at + "/chat/completions", b"{}", {"authorization": "Bearer " + key}))
+open("answer.txt", "w").write("42")
+'"""
+
+
+@pytest.mark.parametrize("sandboxed", [True, False])
+async def test_no_agent_starts_before_its_proxy_answers(tmp_path: Path, sandboxed: bool) -> None:
+    """A client without tries of its own loses nothing by a proxy that comes up after the runner."""
+    write_task(tmp_path / "tasks" / "one")
+    log, proxy = MemoryLog(), Late(lambda execution, request: (200, {}))
+    once = command(f"{python_path()} {CALLS_ONCE}")
+    settings = settings_for(tmp_path, await proxy.start(), group_size=1, harness=once, sandboxed=sandboxed)
+    async with runner_on(log, settings, tmp_path) as runner:
+        running = asyncio.create_task(runner.run())
+        await settled(log, 1)
+        publish(log, 1)
+        await asyncio.wait_for(running, 20)
+    await proxy.stop()
+    assert [e.ending for e in events(log, Finished)] == [Ending.COMPLETED] and not events(log, Discarded)
+
+
+async def test_a_runner_that_is_stopped_while_the_proxy_is_away_ends_at_once(tmp_path: Path) -> None:
+    write_task(tmp_path / "tasks" / "one")
+    log, proxy = MemoryLog(), Late(writes_42)
+    proxy.unready = 1_000_000
+    async with runner_on(log, settings_for(tmp_path, await proxy.start(), group_size=1), tmp_path) as runner:
+        running = asyncio.create_task(runner.run())
+        async with asyncio.timeout(20):
+            while proxy.unready == 1_000_000:
+                await asyncio.sleep(0.02)
+        runner.stop()
+        await asyncio.wait_for(running, 4)
+    await proxy.stop()
+    assert [(d.reason, d.final) for d in events(log, Discarded)] == [(DiscardReason.LOST, False)] and not events(log, Started)
+
+
 async def test_the_agent_waits_out_a_restart_of_the_proxy(tmp_path: Path) -> None:
     """The proxy is away for a while in the middle: the agent sees one slow call."""
     write_task(tmp_path / "tasks" / "one")
-    log, proxy = MemoryLog(), FakeProxy(writes_42)
-    settings = settings_for(tmp_path, await proxy.start(), group_size=1)
-    await proxy.stop()
-    async with runner_on(log, settings, tmp_path) as runner:
+    log = MemoryLog()
+
+    def dies_at_first(execution: str, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if len(proxy.requests) == 1:
+            proxy.die()
+        return writes_42(execution, request)
+
+    proxy = FakeProxy(dies_at_first)
+    async with runner_on(log, settings_for(tmp_path, await proxy.start(), group_size=1), tmp_path) as runner:
         running = asyncio.create_task(runner.run())
         async with asyncio.timeout(20):
-            while not events(log, Started):
+            while not proxy.requests:
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.6)
         await proxy.start()
@@ -59,6 +118,7 @@ async def test_the_agent_waits_out_a_restart_of_the_proxy(tmp_path: Path) -> Non
     await proxy.stop()
     (end,) = events(log, Finished)
     assert end.ending is Ending.COMPLETED and not events(log, Discarded)
+    assert len(proxy.requests) == 3, "the call that was cut off came again"
 
 
 async def test_a_client_that_exits_because_its_proxy_died_is_started_once_more(tmp_path: Path) -> None:
@@ -74,7 +134,7 @@ async def test_a_client_that_exits_because_its_proxy_died_is_started_once_more(t
     proxy = FakeProxy(dies_in_the_first)
     impatient = HarnessSettings(tools=("write", "bash"), patience_s=0.3)
     settings = settings_for(tmp_path, await proxy.start(), group_size=1, harness=impatient)
-    async with runner_on(log, settings, tmp_path) as runner:
+    async with runner_on(log, settings, tmp_path, bridge_s=0.3) as runner:
         running = asyncio.create_task(runner.run())
         async with asyncio.timeout(20):
             while len(proxy.requests) < 2 or sandboxes():

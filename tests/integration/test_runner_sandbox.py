@@ -189,7 +189,7 @@ async def test_the_bridge_and_the_relay_are_the_one_way_out(work: Path, isolatio
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    bridge = await open_bridge(tmp_path / "b.sock", "127.0.0.1", server.sockets[0].getsockname()[1])
+    bridge = await open_bridge(tmp_path / "b.sock", "127.0.0.1", server.sockets[0].getsockname()[1], 5.0)
     (work / "client.py").write_text(
         "import socket\ns = socket.create_connection(('127.0.0.1', 8080))\ns.sendall(b'hello\\n')\nd = b''\n"
         "while c := s.recv(65536):\n    d += c\nprint(d[:6].decode().strip(), len(d))\n"

@@ -15,6 +15,7 @@ from gyre_engine.scheduling.life import LifeLimits
 from infra.supervisor.spec import RestartPolicy
 from producers.cells.settings import AgentSettings
 from producers.proxy import generation, router
+from producers.runner.settings import RunnerSettings
 from tests.unit.house.test_keys_said import SECTIONS
 from tests.unit.house.test_packages import ROOT
 
@@ -28,7 +29,7 @@ def defaults(of: Any) -> dict[str, Any]:
 
 LIMITS: dict[str, dict[str, Any]] = {
     **{section: defaults(kind) for section, kind in SECTIONS.items()},
-    **{kind.__name__: defaults(kind) for kind in (LifeLimits, RestartPolicy, AgentSettings)},
+    **{kind.__name__: defaults(kind) for kind in (LifeLimits, RestartPolicy, AgentSettings, RunnerSettings)},
     **{module.__name__.rpartition(".")[2]: vars(module) for module in (sglang, router, generation)},
 }
 
