@@ -344,7 +344,7 @@ def _scorer(config: Config) -> Iterator[Problem]:
 
 
 def _loss(config: Config) -> Iterator[Problem]:
-    """A loss of an installed package is loaded here, as the trainers will; a reference policy must be of the policy's shape."""
+    """A loss of an installed package is loaded here, as the trainers will; a reference must have the policy's shape and words."""
     if config.loss.name not in BUILT_IN:
         from gyre_engine.losses.policy import loss_function
 
@@ -355,8 +355,8 @@ def _loss(config: Config) -> Iterator[Problem]:
     if not (config.loss.kl and config.loss.reference):
         return
     with suppress(TrainingError, OSError, ValueError, KeyError):
-        policy = ModelShape.of_folder(Path(config.model.path))
-        if wrong := misfit(policy, Path(config.loss.reference)):
+        model, reference = Path(config.model.path), Path(config.loss.reference)
+        if wrong := misfit(ModelShape.of_folder(model), reference) or vocabulary.other_words(model, reference):
             yield Problem(f"loss.reference: {wrong}", (("loss", "reference"),))
 
 

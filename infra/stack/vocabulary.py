@@ -1,4 +1,7 @@
-"""Whether a model folder's words agree: those of its tokenizer (what agents and engines speak), its config.json and its weights."""
+"""Whether a model folder's words agree: those of its tokenizer (what agents and engines speak), its config.json and its weights.
+
+And whether a reference policy means by each id what the policy means.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def misfits(model: Path) -> Iterator[str]:
     size = _of_config(model)
     if size is None:
         return
-    last = _last_word(model)
+    last = max(_words(model).values(), default=None)
     if last is not None and last >= size:
         yield (
             f"tokenizer.json has words up to {last}, config.json has vocab_size {size}: the trainer could not train on what the "
@@ -29,6 +32,19 @@ def misfits(model: Path) -> Iterator[str]:
         yield f"{EMBEDDING} has {rows} rows, config.json has vocab_size {size}: export the model again with its own config.json"
 
 
+def other_words(policy: Path, reference: Path) -> str:
+    """Where an id is another word in `reference`, in words; empty where none is. A folder without a tokenizer names no words."""
+    ours, theirs = ({number: word for word, number in _words(folder).items()} for folder in (policy, reference))
+    differing = sorted(number for number in ours.keys() & theirs.keys() if ours[number] != theirs[number])
+    if not differing:
+        return ""
+    first = differing[0]
+    return (
+        f"{reference / 'tokenizer.json'} has another word than the policy's at {len(differing)} ids (id {first} is "
+        f"{theirs[first]!r}, the policy's {ours[first]!r}): name a model with the policy's tokenizer"
+    )
+
+
 def _of_config(model: Path) -> int | None:
     with suppress(OSError, ValueError, AttributeError, TypeError):
         found = json.loads((model / "config.json").read_text(encoding="utf-8")).get("vocab_size")
@@ -36,12 +52,11 @@ def _of_config(model: Path) -> int | None:
     return None
 
 
-def _last_word(model: Path) -> int | None:
+def _words(model: Path) -> dict[str, int]:
     try:
-        words = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
+        return Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
     except Exception:  # the library raises plain exceptions; the proxy, which needs it whole, tells them
-        return None
-    return max(words.values(), default=None)
+        return {}
 
 
 def _rows(model: Path) -> int | None:

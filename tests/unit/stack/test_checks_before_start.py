@@ -228,6 +228,23 @@ def test_a_reference_of_another_vocabulary_is_told(experiment: Path, tmp_path: P
     ]
 
 
+def test_a_reference_that_means_other_words_by_the_same_ids_is_told(experiment: Path, tmp_path: Path) -> None:
+    """Of one size: two words of its tokenizer are exchanged. One more at its end, where the policy has none, is no other word."""
+    model(tmp_path / "other")
+    for name, words in (("model", 5), ("other", 6)):
+        vocabulary(tmp_path / name, words, said=8, rows=8)
+        (tmp_path / name / "config.json").write_text(json.dumps({**SHAPE, "vocab_size": 8}))
+    experiment.write_text(experiment.read_text() + '[loss]\nkl = 0.1\nreference = "other"\n')
+    check_before_start(load_config(experiment))
+    tokenizer = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] |= {"w2": 3, "w3": 2}
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert problems(experiment) == [
+        f"config error in {experiment}, line 9: loss.reference: {tmp_path}/other/tokenizer.json has another word than the policy's "
+        "at 2 ids (id 2 is 'w3', the policy's 'w2'): name a model with the policy's tokenizer"
+    ]
+
+
 def test_an_installed_loss_that_cannot_work_is_told(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
     (site / "odd-1.0.dist-info").mkdir(parents=True)
