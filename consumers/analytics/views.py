@@ -54,7 +54,7 @@ SELECT c.run AS run, c.step AS step, c.attempt AS attempt, o.opened_at AS opened
        r.trained AS trained_fraction, r.dedup_ratio AS dedup_ratio, r.decided_groups AS decided_groups,
        r.zero_variance_groups AS zero_variance_groups, c.reward_mean AS reward_mean, r.scored_executions AS scored_executions,
        r.discarded_executions AS discarded_executions, r.failed_executions AS failed_executions, r.data_s AS data_s,
-       r.released_members AS released_members
+       r.burst_s AS burst_s, r.prepare_s AS prepare_s, r.released_members AS released_members
 FROM (SELECT * FROM training WHERE type = 'step-committed') AS c
 LEFT JOIN opened AS o ON o.run = c.run AND o.core_epoch = c.core_epoch AND o.step = c.step AND o.attempt = c.attempt
 LEFT JOIN published AS p ON p.run = c.run AND p.version = c.step

@@ -61,8 +61,8 @@ class Core:
         self._inputs: StepInputs | None = None
         self._progress: dict[str, tuple[int, float]] = {}
         self._patience = Patience(time.monotonic())
-        self._data_s = 0.0
-        """How long this step's data were waited for, since the core could have opened it."""
+        self._before: dict[str, float] = {}
+        """What this step waited for before it opened, since the core could have opened it."""
 
     def resume(self, log: Log, replica: TrainingReplica, origin: Origin | None = None) -> int:
         """Recover, and do what the core before committed and did not live to do; the version that it stands at.
@@ -144,14 +144,16 @@ class Core:
             )
 
     def _open(self) -> bool:
-        inputs = next_inputs(self._board, self._settings, self._reference)
+        waits = self._dues.since_paid
+        inputs = next_inputs(self._board, self._settings, self._reference, waits.passed)
         if not isinstance(inputs, StepInputs):
             return self._name(inputs)
         self._inputs = inputs
         event = opened(self._board.ledger, self._epoch, self._publisher.weights_hash, inputs)
         self._pen.write([*inputs.micro_steps, event])
         self._merging.begin()
-        self._data_s = self._dues.since_paid.elapsed
+        waits.passed("prepare")
+        self._before = {f"core_{wait}_s": waits.spent(wait) for wait in ("data", "burst", "prepare")}
         return True
 
     def _awaited(self, step: OpenStep) -> tuple[str, ...]:
@@ -203,14 +205,14 @@ class Core:
         self._dues.note(of.step, place, probe(self._inputs.micro_steps) if self._inputs else [])
 
     def _core_times(self, seals: Sequence[Sealed]) -> dict[str, float]:
-        """Where the core's time went since this step opened; and before: in the last publication, and until its data were there."""
+        """Where the core's time went since this step opened; and before: in the last publication, and in what it waited for."""
         own = next((s.metrics for s in seals if s.cell == self._settings.cell), {})
         times = self._merging.times
         merge = times.spent("merge")
         rest = times.elapsed - merge - own.get("compute_s", 0.0) - own.get("merge_s", 0.0)
         return {
             "core_merge_s": merge, "core_wait_s": max(0.0, rest), "core_publish_s": self._dues.publish_s,
-            "core_data_s": self._data_s,
+            **self._before,
         }  # fmt: skip
 
 

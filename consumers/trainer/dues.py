@@ -67,6 +67,7 @@ class Dues:
         self.note(recovered.version, recovered.position, recovered.probe, stored=recovered.checkpointed)
         if not self.held_back_by:
             self._publish(recovered.probe)
+        self.since_paid = Stopwatch()
 
     def advance(self) -> bool:
         """Pay one part; whether there was one that could be paid."""

@@ -1,10 +1,12 @@
-"""Opening a step: what it still waits for, what it trains on, and what the ledger is told. Pure.
+"""Opening a step: what it still waits for, what it trains on, and what the ledger is told. Looks at no clock.
 
 reads     the board
 promises  a step opens only with its whole batch, none of it older than phi and mu allow, and in a burst that the scheduler let begin
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from consumers.trainer.board import Board
 from consumers.trainer.refusal import require_not_refused
@@ -20,19 +22,26 @@ _NAMED = 16
 """So many of a kind are named at most."""
 
 
-def next_inputs(board: Board, settings: TrainerSettings, reference: ReferenceScorer | None) -> StepInputs | tuple[str, ...]:
-    """What the next step trains on, or the names of what it waits for. Raises Untrainable where it may never open."""
+def next_inputs(
+    board: Board, settings: TrainerSettings, reference: ReferenceScorer | None, passed: Callable[[str], None]
+) -> StepInputs | tuple[str, ...]:
+    """What the next step trains on, or the names of what it waits for. Raises Untrainable where it may never open.
+
+    passed: told of each wait that is over, every time: `data`, then `burst`
+    """
     require_not_refused(board.refused)
     groups = next_groups(board.backlog.admitted, board.backlog.consumed, settings.plan)
     if groups is None:
         return _missing(board, settings)
     if unread := missing_calls(groups, board.backlog.calls):
         return tuple(f"model calls of {e}" for e in unread[:_NAMED])
+    passed("data")
     if board.role is not CellRole.TRAINING:
         return (f"{settings.cell} to be given the role of training",)
     if board.bursts.begun < (start := settings.plan.burst_start(board.ledger.step)):
         # What is ready might be wanted less than this cell's engine.
         return (f"the scheduler to begin the burst behind step {start}",)
+    passed("burst")
     return _fresh(board, settings, step_inputs(board.ledger.step + 1, groups, board.backlog.calls, settings.packing, reference))
 
 

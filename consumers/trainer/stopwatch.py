@@ -11,7 +11,7 @@ class Stopwatch:
     """Runs from when it is made."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._began = self._passed = time.monotonic()
         self._seconds: dict[str, float] = {}
 
     @contextmanager
@@ -22,6 +22,12 @@ class Stopwatch:
             yield
         finally:
             self._seconds[work] = self.spent(work) + time.monotonic() - began
+
+    def passed(self, wait: str) -> None:
+        """A wait is over; the first time counts, from when the wait before it was."""
+        if wait not in self._seconds:
+            now = time.monotonic()
+            self._seconds[wait], self._passed = now - self._passed, now
 
     def spent(self, *works: str) -> float:
         """Seconds that went into these so far."""

@@ -111,9 +111,14 @@ class StepReported(Event):
     staleness_max: int
     staleness_mean: float
     data_s: float | None
-    """How long the core had been ready before the step's batch was there."""
+    """How long the core, which owed nothing any more, waited for the step's groups and their calls. Without burst_s beside it this is
+    the whole time until the step had opened."""
     members: tuple[MemberTime, ...]
     released_members: int
     """Members that were released in the middle of the step."""
+    burst_s: float | None = None
+    """From then until its cell had the role of training and the scheduler let the burst begin."""
+    prepare_s: float | None = None
+    """From then until the step had opened: packing, scoring with the reference policy, the log."""
     resume: dict[str, int] = field(default_factory=dict)
     """`topic/partition` -> offset from which whoever makes the next report must read."""

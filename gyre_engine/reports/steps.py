@@ -75,6 +75,7 @@ def step_reported(step: StepToReport, groups: StepGroups, gaps: Sequence[ProbeGa
         reward_mean=fmean(rewards) if rewards else 0.0, reward_deviation=pstdev(rewards) if rewards else 0.0,
         reward_min=min(rewards, default=0.0), reward_max=max(rewards, default=0.0),
         staleness_max=opened.staleness_max, staleness_mean=opened.staleness_mean, data_s=metrics.get("core_data_s"),
+        burst_s=metrics.get("core_burst_s"), prepare_s=metrics.get("core_prepare_s"),
         members=_members(step), released_members=step.released, resume=dict(resume),
     )  # fmt: skip
 

@@ -40,6 +40,9 @@ files stand in `.gyre/wandb`, for `wandb sync`. `[report]` in [config.md](config
 - What was not measured is left out (null in SQL): the entropy with `report.entropy = false`, the reference's KL without
   `loss.kl`, times and importance weights of steps that an earlier version committed. So is what is not a number, as one trained
   token can make a mean, a maximum, or a part of the loss: counts stay, and `sealed` tells whose micro-steps it was.
+- **Before a step opens** it waits, one after the other, for its data (`time/data`: samplers are behind), for its role and burst
+  (`time/burst`: the scheduler still wants the cell elsewhere) and to be made ready (`time/prepare`). Steps that an earlier version
+  committed have all three in `time/data`, and the other two are left out.
 - Executions are **scored** (in the baseline), **discarded** (overall time-out, cancelled, lost, ...), **failed** (their
   evaluation failed for good), or left out for another reason; each attempt counts. The reward is over the scored ones alone:
   look at the others beside it.

@@ -90,7 +90,8 @@ METRICS = {
     "ratio_above_10": 1.0, "ratio_below_0.5": 0.0, "ratio_below_0.2": 0.0, "ratio_below_0.1": 0.0, "lr": 1e-4,
     "drift_0_tokens": 10.0, "drift_0_ratio_mean": 1.0, "drift_0_ratio_max": 1.5, "drift_0_gap_mean": 0.01,
     "drift_1_tokens": 5.0, "drift_1_ratio_mean": 0.9, "drift_1_ratio_max": 12.0, "drift_1_gap_mean": 0.2,
-    "core_merge_s": 0.5, "core_wait_s": 1.0, "core_publish_s": 0.25, "core_data_s": 7.0,
+    "core_merge_s": 0.5, "core_wait_s": 1.0, "core_publish_s": 0.25, "core_data_s": 7.0, "core_burst_s": 0.5,
+    "core_prepare_s": 0.125,
 }  # fmt: skip
 
 

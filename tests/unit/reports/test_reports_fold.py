@@ -42,7 +42,7 @@ def test_its_figures() -> None:
         untrained_groups={"zero-variance": 2}, trained_executions=2, scored_executions=4, discarded_executions=1,
         failed_executions=1, left_out_executions={"discarded": 1, "evaluation-failed": 1},
         reward_mean=0.5, reward_deviation=pytest.approx(0.125**0.5), reward_min=0.0, reward_max=1.0,
-        staleness_max=1, staleness_mean=0.25, data_s=7.0,
+        staleness_max=1, staleness_mean=0.25, data_s=7.0, burst_s=0.5, prepare_s=0.125,
         members=(
             # The core waited 1 s in all, merged its own 0.125 and all others' 0.5; the satellite took the weights in 0.75 s.
             MemberTime("c0", 1, 1, 11, compute_s=2.0, wait_s=1.0, merge_s=0.625, publish_s=0.25),

@@ -63,11 +63,11 @@ def after(steps: int) -> Board:
 
 def test_groups_that_a_step_waits_for_are_named_whichever_is_read_first() -> None:
     board = after(10)
-    assert next_inputs(board, SETTINGS, None) == ("group 40", "group 42", "group 43")
+    assert next_inputs(board, SETTINGS, None, [].append) == ("group 40", "group 42", "group 43")
     board.backlog.consume(["g40"])  # the ledger was read before the admission
-    assert next_inputs(board, SETTINGS, None) == ("group 40", "group 42", "group 43")
+    assert next_inputs(board, SETTINGS, None, [].append) == ("group 40", "group 42", "group 43")
     board.backlog.see(admitted(40))
-    assert next_inputs(board, SETTINGS, None) == ("group 42", "group 43")
+    assert next_inputs(board, SETTINGS, None, [].append) == ("group 42", "group 43")
 
 
 @pytest.mark.parametrize("steps", [10, 500])
@@ -75,7 +75,7 @@ def test_naming_them_asks_once_for_each_group_of_a_class(steps: int) -> None:
     board = after(steps)
     numbers, consumed = Counted(board.backlog.numbers), Counted(board.backlog.consumed)
     board.backlog.numbers, board.backlog.consumed = numbers, consumed  # type: ignore[assignment]
-    missing = next_inputs(board, SETTINGS, None)
+    missing = next_inputs(board, SETTINGS, None, [].append)
     assert isinstance(missing, tuple) and len(missing) == BATCH - 1
     assert (numbers.asked, consumed.asked) == (BATCH, 1)  # of what is consumed: the one group that is admitted
 
@@ -104,11 +104,13 @@ def test_tokens_as_old_as_phi_and_mu_allow_are_trained_and_older_ones_never(tmp_
     settings = replace(SETTINGS, plan=ClassPlan(1, mu, phi, 1000))
     bench = Bench(tmp_path)
     try:
-        inputs = next_inputs(ready(bench, 2), settings, None)
+        passed: list[str] = []
+        inputs = next_inputs(ready(bench, 2), settings, None, passed.append)
+        assert passed == ["data", "burst"]
         assert isinstance(inputs, StepInputs) and inputs.staleness_max == 2
         with pytest.raises(
             Untrainable, match=rf"step 4 would train tokens that are 3 versions old; phi {phi} \+ mu {mu} - 1 allows 2"
         ):
-            next_inputs(ready(bench, 3), settings, None)
+            next_inputs(ready(bench, 3), settings, None, passed.append)
     finally:
         bench.close()

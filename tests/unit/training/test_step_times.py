@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from consumers.trainer import stopwatch
+from consumers.trainer import opening, stopwatch
 from consumers.trainer.stopwatch import Stopwatch
-from gyre_engine.events.cells import CellRole
+from gyre_engine.batching.step_inputs import StepInputs, step_inputs
+from gyre_engine.events import Event
+from gyre_engine.events.cells import CellRole, SchedulerElected
 from gyre_engine.events.reports import MemberTime, StepReported
 from gyre_engine.events.training import GroupAdmitted
 from gyre_engine.reports import Reports
-from tests.unit.training.test_trainers_protocol import MICRO_STEPS, Bench
+from tests.unit.training.test_trainers_protocol import MICRO_STEPS, Bench, begin
+from tests.unit.training.test_trainers_protocol import admitted as empty
 
 
 @pytest.fixture
@@ -59,6 +63,50 @@ def test_a_step_of_two_members_says_what_each_did_with_its_time(bench: Bench) ->
     }
     assert times["c1"].wait_s > 0 and times["c0"].wait_s > 0
     assert {m.cell: m.publish_s for m in first.members}["c0"] == 0.0, "nothing was published by this core before its first step"
+
+
+def test_what_a_step_waited_for_before_it_opened_is_told_apart(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups come after 7 s, the role and the burst 3 s later; to pack takes 2 s. The second step had its group at once, and waited
+    4 s for its burst alone."""
+    now = [0.0]
+    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def packed(*of: Any) -> StepInputs:
+        now[0] += 2.0
+        return step_inputs(*of)
+
+    monkeypatch.setattr(opening, "step_inputs", packed)
+    bench = Bench(tmp_path)
+    try:
+        bench.until(lambda: bench.core_board.ledger.core_epoch == 1, bench.move_core)
+        after(bench, now, 7.0, empty(0), empty(1))
+        bench.role("c0", CellRole.TRAINING)
+        after(bench, now, 3.0, SchedulerElected(epoch=1, holder="s"), begin(0, epoch=1))
+        assert bench.committed == 1
+        after(bench, now, 4.0, begin(1, epoch=1))
+        first, second = reports(bench)
+    finally:
+        bench.close()
+    assert (first.data_s, first.burst_s, first.prepare_s) == (7.0, 3.0, 2.0)
+    assert (second.data_s, second.burst_s, second.prepare_s) == (0.0, 4.0, 2.0)
+
+
+def after(bench: Bench, now: list[float], seconds: float, *events: Event) -> None:
+    """So much later this is logged, and the core goes on as far as it can."""
+    now[0] += seconds
+    bench.log.append_all(events)
+    for _ in range(20):
+        bench.move_core()
+
+
+def test_a_wait_is_told_once_by_when_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun at 0, past one at 3, past the other at 9."""
+    looks = iter([0.0, 3.0, 9.0])
+    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    watch = Stopwatch()
+    for wait in ("one", "one", "other"):
+        watch.passed(wait)
+    assert (watch.spent("one"), watch.spent("other")) == (3.0, 6.0)
 
 
 def test_time_outside_of_any_work_is_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
