@@ -11,7 +11,7 @@ and all that is kept of a group is its name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gyre_engine.events import Event, Recorded, derived_id
 from gyre_engine.events.calls import Quarantined, TreeClosed
@@ -149,10 +149,15 @@ class Evidence:
     score_id: str
 
 
-def decide_again(group: GroupAdmitted, evidence: Sequence[Evidence], settings: AdmissionSettings) -> GroupAdmitted:
+def decide_again(
+    group: GroupAdmitted, dispatched: Dispatched, evidence: Sequence[Evidence], settings: AdmissionSettings
+) -> GroupAdmitted:
     """The decision that follows from the executions which `group` counted: what a replay compares with the log.
 
-    Which attempts had been settled when the group was decided is the log's word (log-rules, 4); all else is derived.
+    dispatched: of any attempt of the group: all say the same of number, class and query
+
+    Which attempts had been heard of, and how far, when the group was decided is the log's word (log-rules, 4): which count,
+    `dispatched_version` and `left_out` are taken as they are. All else is derived.
     """
     places = [
         _Attempt(e.dispatched, e.ended, select(e.dispatched.execution, e.tree.nodes, settings.selection), 0, e.score, e.score_id)
@@ -162,9 +167,11 @@ def decide_again(group: GroupAdmitted, evidence: Sequence[Evidence], settings: A
     gained = _advantages(rewards, settings)
     executions = tuple(_execution(a, gain) for a, gain in zip(places, gained.advantages, strict=True))
     reason = _why_not(executions, gained, settings)
-    return replace(
-        group, mean=gained.baseline, deviation=gained.deviation, trains=not reason, reason=reason, executions=executions
-    )
+    return GroupAdmitted(
+        group=dispatched.group, group_number=dispatched.group_number, class_number=dispatched.class_number,
+        query=dispatched.query, dispatched_version=group.dispatched_version, mean=gained.baseline, deviation=gained.deviation,
+        trains=not reason, reason=reason, executions=executions, left_out=group.left_out,
+    )  # fmt: skip
 
 
 def _place(dispatched: Dispatched) -> tuple[int, int]:

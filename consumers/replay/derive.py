@@ -1,8 +1,9 @@
 """Decisions and micro-steps derived a second time from the model calls, the scores and the executions on the log.
 
 reads     trajectories, executions, scores, model-calls
-promises  takes from the log's own decisions nothing but what their order chose (which attempts had ended, which score counted, which
-          groups a step took); what differs in a byte raises ReplayDiverged, naming the step
+promises  of the log's own decisions it takes unproved only what their order chose: which groups a step took, and of a group which
+          attempts and which of their scores counted, what is said of those left out (`left_out`: reasons, tokens) and the lowest
+          version at which an attempt was dispatched (`dispatched_version`); what else differs in a byte raises ReplayDiverged
 """
 
 from __future__ import annotations
@@ -50,15 +51,16 @@ class Sources:
         events = (r.event for r in log.read("trajectories"))
         found.groups = {e.group: e for e in events if isinstance(e, GroupAdmitted)}
         admitted = [e for g in found.groups.values() for e in g.executions]
-        found._executions(log, {e.execution for e in admitted})
+        found._executions(log, {e.execution for e in admitted}, {left.what for g in found.groups.values() for left in g.left_out})
         wanted = {e.score for e in admitted}
         found.scores = {r.id: r.event for r in log.read("scores") if r.id in wanted and isinstance(r.event, Scored)}
         found.read_calls(log, {e.execution for e in admitted}, {e.execution for e in trained(list(found.groups.values()))})
         return found
 
-    def _executions(self, log: Log, wanted: set[str]) -> None:
+    def _executions(self, log: Log, wanted: set[str], left_out: set[str]) -> None:
+        """Of those left out the dispatches alone."""
         for event in (r.event for r in log.read("executions")):
-            if isinstance(event, Dispatched) and event.execution in wanted:
+            if isinstance(event, Dispatched) and (event.execution in wanted or event.execution in left_out):
                 self.dispatched.setdefault(event.execution, event)
             elif isinstance(event, Finished) and event.execution in wanted:
                 self.ended.setdefault(event.execution, event)
@@ -90,6 +92,14 @@ class Sources:
         self.calls.see(event)
         return fact
 
+    def dispatch(self, group: GroupAdmitted) -> Dispatched:
+        """Of any of its attempts; one may have been quarantined and not be there. Raises ReplayDiverged where the log holds none."""
+        names = [e.execution for e in group.executions] + [left.what for left in group.left_out]
+        for name in names:
+            if name in self.dispatched:
+                return self.dispatched[name]
+        raise ReplayDiverged(f"group {group.group}: the log holds no dispatch of any of {', '.join(names) or 'its executions'}")
+
     def evidence(self, group: GroupAdmitted) -> list[Evidence]:
         """Of the executions that the group counted. Raises ReplayDiverged naming what the log does not hold."""
         found = []
@@ -111,7 +121,8 @@ def check_groups(names: Sequence[str], sources: Sources, settings: AdmissionSett
         if name not in sources.groups:
             raise ReplayDiverged(f"step {step}: group {name} was trained and was never admitted on the log")
         logged = sources.groups[name]
-        derived = decide_again(logged, sources.evidence(logged), settings)
+        evidence = sources.evidence(logged)
+        derived = decide_again(logged, sources.dispatch(logged), evidence, settings)
         if pack(to_fields(derived)) != pack(to_fields(logged)):
             raise ReplayDiverged(f"step {step}: group {name} was admitted otherwise than its calls and scores give")
         groups.append(derived)

@@ -23,7 +23,7 @@ from gyre_engine.events.calls import (
     TreeClosed,
     WeightSpan,
 )
-from gyre_engine.events.executions import Dispatched, Ending, Finished, Scored
+from gyre_engine.events.executions import Discarded, DiscardReason, Dispatched, Ending, Finished, Scored
 from gyre_engine.events.training import GroupAdmitted
 from gyre_engine.log.memory import MemoryLog
 from gyre_engine.training.ledger.merge import ReplayDiverged
@@ -101,6 +101,40 @@ def test_an_execution_that_was_admitted_otherwise_is_told(field: str) -> None:
     sources.groups["g"] = replace(group, executions=(changed, *group.executions[1:]))
     with pytest.raises(ReplayDiverged, match="step 7: group g was admitted otherwise"):
         check_groups(["g"], sources, SETTINGS, 7)
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [("group", "h"), ("group_number", 1), ("class_number", 1), ("query", "another"), ("mean", 0.25), ("reason", "no")],
+)
+@pytest.mark.parametrize("ends", ["counts", "left out"])
+def test_a_group_that_was_admitted_otherwise_is_told(field: str, said: object, ends: str) -> None:
+    """Also where none of its executions counts."""
+    sources = Sources.read(logged((1.0, 0.0), (3, 2)) if ends == "counts" else left_out())
+    group = sources.groups["g"]
+    assert bool(group.executions) == (ends == "counts")
+    assert check_groups(["g"], sources, SETTINGS, 1) == [group]
+    sources.groups["g"] = replace(group, **{field: said})  # type: ignore[arg-type]
+    with pytest.raises(ReplayDiverged, match="step 7: group g was admitted otherwise"):
+        check_groups(["g"], sources, SETTINGS, 7)
+
+
+def left_out() -> MemoryLog:
+    """A group all of whose executions were discarded."""
+    log, admission = MemoryLog(), Admission(SETTINGS)
+    for index in (0, 1):
+        dispatched, *_ = execution(index, 0.0, 0)
+        log.append_all([dispatched, Discarded(execution=f"g.{index}.0", reason=DiscardReason.LOST, final=True, wall_us=1)])
+    (admitted,) = [found for r in log.read("executions") if (found := admission.observe(r)) is not None]
+    log.append_all([admitted.event])
+    return log
+
+
+def test_a_group_of_which_no_dispatch_is_on_the_log_is_told() -> None:
+    sources = Sources.read(left_out())
+    sources.dispatched.clear()
+    with pytest.raises(ReplayDiverged, match=r"group g: the log holds no dispatch of any of g\.0\.0, g\.1\.0"):
+        check_groups(["g"], sources, SETTINGS, 1)
 
 
 def test_a_selection_that_leaves_a_trajectory_out_is_told() -> None:
