@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from consumers.replay.derive import Sources, check_groups, check_micro_steps
 from gyre_engine.admission import AdmissionSettings
@@ -27,18 +26,15 @@ from gyre_engine.log import Log
 from gyre_engine.log.micro_steps import LoggedMicroSteps
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.losses.names import LossError
+from gyre_engine.training.core_replica import CoreReplica
 from gyre_engine.training.fingerprint import differences, fingerprint
 from gyre_engine.training.ledger.fold import LedgerBroken
 from gyre_engine.training.ledger.history import CommittedStep, History, train_again
 from gyre_engine.training.ledger.merge import ReplayDiverged
+from gyre_engine.training.mesh import ONE, Mesh
 from gyre_engine.training.opening import open_replica
-from gyre_engine.training.ranks.mesh import ONE, Mesh
 from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.training.replica import Hyper, ReplicaOptions, TrainingError
-
-if TYPE_CHECKING:
-    from gyre_engine.training.model.megatron import MegatronReplica
-    from gyre_engine.training.ranks.spread import SpreadReplica
 
 FAULTS = (ReplayDiverged, AssemblyError, InvalidWork, InvalidMicroStep, BadRouting, LossError, TrainingError)
 """What a step of the log itself can be wrong in: a verdict, not the end of the program."""
@@ -113,9 +109,7 @@ def _history(log: Log) -> tuple[History, LedgerBroken | None]:
 class _Trainer:
     """A replica, an optimizer, and the log's inputs."""
 
-    def __init__(
-        self, log: Log, settings: ReplaySettings, replica: MegatronReplica | SpreadReplica, steps: Sequence[CommittedStep]
-    ) -> None:
+    def __init__(self, log: Log, settings: ReplaySettings, replica: CoreReplica, steps: Sequence[CommittedStep]) -> None:
         from gyre_engine.training.optimizer.adamw import AdamW
 
         self._settings, self._replica = settings, replica

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from consumers.trainer.board import CORE_TOPICS, LEDGER_TOPICS, Board
 from consumers.trainer.core import Core
@@ -25,14 +24,11 @@ from gyre_engine.log import Follower, Log
 from gyre_engine.log.consumer import Consumer, Reading, Report, serve
 from gyre_engine.log.election import win
 from gyre_engine.training.checkpoint import Origin
+from gyre_engine.training.core_replica import CoreReplica
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.opening import open_replica
 from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.transfer.kinds import open_transfer
-
-if TYPE_CHECKING:
-    from gyre_engine.training.model.megatron import MegatronReplica
-    from gyre_engine.training.ranks.spread import SpreadReplica
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +36,13 @@ IDLE_POLL_S = 0.5
 """Longest sleep of an idle trainer; a record wakes it at once."""
 
 
-def replica_of(settings: TrainerSettings) -> MegatronReplica | SpreadReplica:
+def replica_of(settings: TrainerSettings) -> CoreReplica:
     """The cell's replica. Heavy. Call it before anything starts a thread, a log too: the cell's other ranks are forked here."""
     return open_replica(Path(settings.model_path), settings.options, settings.mesh, scratch=settings.scratch)
 
 
 def run(
-    settings: TrainerSettings, log: Log, replica: MegatronReplica | SpreadReplica, stop: threading.Event | None = None,
+    settings: TrainerSettings, log: Log, replica: CoreReplica, stop: threading.Event | None = None,
     report: Report | None = None,
 ) -> None:  # fmt: skip
     """Train with `replica_of(settings)` until SIGTERM or `stop`, in a process of its own."""
@@ -56,9 +52,7 @@ def run(
 class Trainer(Consumer):
     """Folds what it reads into a Board; once it has read what stands there, it moves as a member, the core also as the core."""
 
-    def __init__(
-        self, settings: TrainerSettings, log: Log, replica: MegatronReplica | SpreadReplica, report: Report | None = None
-    ) -> None:
+    def __init__(self, settings: TrainerSettings, log: Log, replica: CoreReplica, report: Report | None = None) -> None:
         self.name = f"trainer-{settings.cell}"
         self.topics = CORE_TOPICS if settings.core else LEDGER_TOPICS
         super().__init__(log, Reading(batch=1000, poll_seconds=IDLE_POLL_S), report)

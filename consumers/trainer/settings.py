@@ -11,7 +11,7 @@ from gyre_engine.batching.step_inputs import Packing
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.scheduling.classes import ClassPlan
 from gyre_engine.scheduling.evaluations import EvaluationPlan
-from gyre_engine.training.ranks.mesh import ONE, Mesh
+from gyre_engine.training.mesh import ONE, Mesh
 from gyre_engine.training.replica import Hyper, ReplicaOptions
 
 

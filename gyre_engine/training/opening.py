@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from gyre_engine.training.core_replica import CoreReplica
+from gyre_engine.training.mesh import ONE, Mesh
 from gyre_engine.training.model.shape import ModelShape
-from gyre_engine.training.ranks.mesh import ONE, Mesh
 from gyre_engine.training.replica import ReplicaOptions
 
-if TYPE_CHECKING:
-    from gyre_engine.training.model.megatron import MegatronReplica
-    from gyre_engine.training.ranks.spread import SpreadReplica
 
-
-def open_replica(model: Path, options: ReplicaOptions, mesh: Mesh = ONE, *, scratch: str = "") -> MegatronReplica | SpreadReplica:
+def open_replica(model: Path, options: ReplicaOptions, mesh: Mesh = ONE, *, scratch: str = "") -> CoreReplica:
     """A replica of the model in the folder `model`, without weights yet. With several ranks it forks: call it before any thread."""
     from gyre_engine.training.model import megatron
     from gyre_engine.training.ranks import spread

@@ -17,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gyre_engine.batching.microstep import PackedMicroStep
+from gyre_engine.training.core_replica import CoreReplica
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.replica import TrainingError, Untrainable
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from gyre_engine.training.model.megatron import MegatronReplica
-    from gyre_engine.training.ranks.spread import SpreadReplica
 
 _MAY_DIFFER = ("context",)
 
@@ -32,12 +30,11 @@ _MAY_DIFFER = ("context",)
 class BorrowedReplica:
     """A ReferenceScorer: a replica that holds the reference's weights while it scores, and its own again afterwards."""
 
-    def __init__(self, replica: MegatronReplica | SpreadReplica, folder: Path) -> None:
+    def __init__(self, replica: CoreReplica, folder: Path) -> None:
         """Raises Untrainable where the model in `folder` is of another shape, TrainingError where it cannot be read."""
         import torch
 
-        from gyre_engine.training.model.megatron import fill
-        from gyre_engine.training.model.weights import read_image, to_megatron
+        from gyre_engine.training.model.weights import fill, read_image, to_megatron
 
         if wrong := unlike(replica.shape, ModelShape.of_folder(folder), folder):
             raise Untrainable(f"loss.reference: {wrong}")

@@ -24,7 +24,7 @@ from gyre_engine.sampling.script_file import ScriptUnreadable, read_script
 from gyre_engine.sandbox import SandboxUnavailable, sandbox_available
 from gyre_engine.tasks import DataError, TaskError, load_catalog, read_task, task_folders
 from gyre_engine.training.model.shape import ModelShape
-from gyre_engine.training.ranks.mesh import misfits
+from gyre_engine.training.ranks.fit import misfits
 from gyre_engine.training.reference import misfit
 from gyre_engine.training.replica import TrainingError
 from gyre_engine.transfer.kinds import why_not

@@ -27,8 +27,8 @@ from gyre_engine.scheduling.evaluations import EvaluationPlan
 from gyre_engine.scheduling.life import LifeLimits
 from gyre_engine.scheduling.policies import PolicySettings
 from gyre_engine.tasks import Source
+from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.model.maskable import why_paths
-from gyre_engine.training.ranks.mesh import Mesh
 from gyre_engine.training.replica import Hyper, ReplicaOptions
 from gyre_engine.trees.select import SelectionSettings
 from infra.stack.launch import CellPlace, Launch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gyre_engine.training.ranks.mesh import ONE, Mesh
+from gyre_engine.training.mesh import ONE, Mesh
 
 MESHES = {"one": ONE, "tensor": Mesh(tensor=2), "pipeline": Mesh(pipeline=2), "data": Mesh(data=2)}
 """One process, and cells of two; those start processes in every test, and test_cell_replica has the short of it."""

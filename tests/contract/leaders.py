@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.model.shape import ModelShape
-from gyre_engine.training.ranks.mesh import Mesh
 from gyre_engine.training.replica import Hyper, ReplicaOptions
 
 PATIENCE_S = 120.0

@@ -116,6 +116,11 @@ def sum_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
+def all_finite(gradients: Tensor) -> bool:
+    """Their sum is finite where each is, and one pass over the memory; where it is not, it may only be too large."""
+    return bool(torch.isfinite(gradients.sum())) or bool(torch.isfinite(gradients).all())
+
+
 def _layout(shapes: Mapping[str, tuple[int, ...]], unit: int) -> tuple[list[Slot], int, int]:
     slots, offset, decayed = [], 0, 0
     for name, shape in sorted(shapes.items(), key=lambda item: (len(item[1]) < 2, item[0])):

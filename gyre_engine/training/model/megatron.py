@@ -6,30 +6,26 @@ Importing this takes seconds and hundreds of megabytes: only trainers do, forked
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save
-from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.losses.config import LossConfig
 from gyre_engine.training.metrics import StepMetrics
-from gyre_engine.training.model.flat import FlatParameters, flatten
+from gyre_engine.training.model.flat import FlatParameters, all_finite, flatten
 from gyre_engine.training.model.megatron_core import parallel_state
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.model.tree_model import build_model, prepare_process
-from gyre_engine.training.model.weights import read_image, to_hf, to_megatron
-from gyre_engine.training.optimizer.adamw import OneShard
-from gyre_engine.training.replica import ReplicaOptions, Untrainable, require_trainable
+from gyre_engine.training.model.weights import fill, image_of, read_image, to_megatron
+from gyre_engine.training.replica import ReplicaOptions, require_trainable
 
 
 class MegatronReplica:
-    """A TrainingReplica (see the port) of one model shape, in this process alone."""
+    """A CoreReplica (see the port) of one model shape, in this process alone."""
 
     def __init__(self, shape: ModelShape, options: ReplicaOptions | None = None) -> None:
         self.shape = shape
@@ -59,9 +55,8 @@ class MegatronReplica:
         """See the port. On a GPU: a copy on the host."""
         return self.parameters.gradients.cpu().numpy()
 
-    def shards(self) -> OneShard:
-        """Where an optimizer of this replica keeps its state."""
-        return OneShard(self.parameters)
+    def shards(self) -> None:
+        """See the port: there is no other process."""
 
     def finite(self) -> bool:
         """See the port."""
@@ -89,29 +84,6 @@ class MegatronReplica:
 
     def close(self) -> None:
         """See the port: nothing is held beyond this object."""
-
-
-def fill(parameters: FlatParameters, state: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of a whole model into its flat weights. Raises Untrainable where one is of another shape."""
-    for slot in parameters.layout:
-        if (source := state[slot.name]).shape != slot.shape:
-            raise Untrainable(f"{slot.name} has shape {tuple(source.shape)}, the model's config says {slot.shape}")
-        slot.of(parameters.weights).copy_(source)
-
-
-def image_of(parameters: FlatParameters, shape: ModelShape) -> bytes:
-    """Flat weights of a whole model as a Hugging Face safetensors image, names sorted; fp32, of bf16 weights bf16."""
-    slots = {slot.name: slot.of(parameters.weights) for slot in parameters.layout}
-    state = {
-        name: (tensor if tensor.dtype is torch.bfloat16 else tensor.float()).cpu().contiguous()
-        for name, tensor in to_hf(slots, shape).items()
-    }
-    return save(state, metadata={"format": "pt"})
-
-
-def all_finite(gradients: Tensor) -> bool:
-    """Their sum is finite where each is, and one pass over the memory; where it is not, it may only be too large."""
-    return bool(torch.isfinite(gradients.sum())) or bool(torch.isfinite(gradients).all())
 
 
 def _join_a_world_of_one() -> None:

@@ -21,6 +21,7 @@ from gyre_engine.losses.config import Entropy, LossConfig
 from gyre_engine.losses.policy import policy_loss
 from gyre_engine.losses.targets import Targets
 from gyre_engine.training.measures import step_metrics
+from gyre_engine.training.mesh import ONE, Mesh, Place
 from gyre_engine.training.metrics import StepMetrics
 from gyre_engine.training.model.attention import AncestorAttention
 from gyre_engine.training.model.flat import sum_type
@@ -37,7 +38,6 @@ from gyre_engine.training.model.megatron_core import (
 from gyre_engine.training.model.routing import Router, Routing, mixture_config
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.model.vocabulary import VocabularyPart
-from gyre_engine.training.ranks.mesh import ONE, Mesh, Place
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
 
 

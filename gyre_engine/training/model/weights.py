@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load, load_file
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 
+from gyre_engine.training.model.flat import FlatParameters
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.replica import TrainingError, Untrainable
 
@@ -36,6 +37,24 @@ def read_image(image: bytes | Path) -> dict[str, Tensor]:
     if not files:
         raise TrainingError(f"{image} holds no *.safetensors; save the model with safetensors")
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def fill(parameters: FlatParameters, state: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a whole model into its flat weights. Raises Untrainable where one is of another shape."""
+    for slot in parameters.layout:
+        if (source := state[slot.name]).shape != slot.shape:
+            raise Untrainable(f"{slot.name} has shape {tuple(source.shape)}, the model's config says {slot.shape}")
+        slot.of(parameters.weights).copy_(source)
+
+
+def image_of(parameters: FlatParameters, shape: ModelShape) -> bytes:
+    """Flat weights of a whole model as a Hugging Face safetensors image, names sorted; fp32, of bf16 weights bf16."""
+    slots = {slot.name: slot.of(parameters.weights) for slot in parameters.layout}
+    state = {
+        name: (tensor if tensor.dtype is torch.bfloat16 else tensor.float()).cpu().contiguous()
+        for name, tensor in to_hf(slots, shape).items()
+    }
+    return save(state, metadata={"format": "pt"})
 
 
 def to_megatron(hf: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:

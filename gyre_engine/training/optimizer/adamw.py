@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gyre_engine.training.metrics import UpdateMetrics
-from gyre_engine.training.model.flat import FlatParameters, span, units_of
-from gyre_engine.training.optimizer import shard_store
+from gyre_engine.training.model.flat import FlatParameters
 from gyre_engine.training.optimizer.schedule import rates
-from gyre_engine.training.optimizer.shard import Shard, Update
+from gyre_engine.training.optimizer.shard import OneShard, Update
 from gyre_engine.training.replica import Hyper, NonFiniteGradient, TrainingError
 
 
@@ -70,34 +69,3 @@ class AdamW:
     def restore(self, url: str) -> None:
         """See the port."""
         self._number = self._shards.restore(url)
-
-
-class OneShard:
-    """Shards of a cell of one process."""
-
-    def __init__(self, parameters: FlatParameters) -> None:
-        self._parameters = parameters
-        self._made: Shard | None = None
-
-    @property
-    def _shard(self) -> Shard:
-        """Made when it is first used: masters are those of weights that were loaded by then."""
-        if self._made is None:
-            units = units_of(self._parameters.layout, self._parameters.decayed)
-            self._made = Shard(units, self._parameters.weights[slice(*span(units))])
-        return self._made
-
-    def update(self, gradient: Tensor, update: Update) -> None:
-        self._shard.update(gradient, update)
-
-    def hashes(self) -> list[str]:
-        return self._shard.hashes()
-
-    def save(self, url: str, number: int) -> None:
-        shard_store.save(url, self._shard.tensors(), number, alone=True)
-
-    def restore(self, url: str) -> int:
-        self._made = None
-        number = shard_store.number(url)
-        self._shard.take(shard_store.load(url, self._shard.blank()), number)
-        return number

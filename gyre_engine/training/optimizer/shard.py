@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gyre_engine.training.model.flat import Unit, span, sum_type
+from gyre_engine.training.model.flat import FlatParameters, Unit, span, sum_type, units_of
 from gyre_engine.training.model.megatron_core import USING_PYTORCH_OPTIMIZER, Adam
+from gyre_engine.training.optimizer import shard_store
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -97,6 +98,37 @@ class Shard:
     def hashes(self) -> list[str]:
         """SHA-256 of each of `tensors`, hex, in the order of units."""
         return [hashlib.sha256(_bytes(tensor)).hexdigest() for tensor in self.tensors().values()]
+
+
+class OneShard:
+    """Shards of a cell of one process."""
+
+    def __init__(self, parameters: FlatParameters) -> None:
+        self._parameters = parameters
+        self._made: Shard | None = None
+
+    @property
+    def _shard(self) -> Shard:
+        """Made when it is first used: masters are those of weights that were loaded by then."""
+        if self._made is None:
+            units = units_of(self._parameters.layout, self._parameters.decayed)
+            self._made = Shard(units, self._parameters.weights[slice(*span(units))])
+        return self._made
+
+    def update(self, gradient: Tensor, update: Update) -> None:
+        self._shard.update(gradient, update)
+
+    def hashes(self) -> list[str]:
+        return self._shard.hashes()
+
+    def save(self, url: str, number: int) -> None:
+        shard_store.save(url, self._shard.tensors(), number, alone=True)
+
+    def restore(self, url: str) -> int:
+        self._made = None
+        number = shard_store.number(url)
+        self._shard.take(shard_store.load(url, self._shard.blank()), number)
+        return number
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -19,15 +19,14 @@ from torch import Tensor
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.experts import NO_ROWS, Rows
 from gyre_engine.losses.config import LossConfig
+from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.metrics import StepMetrics
-from gyre_engine.training.model.flat import FlatParameters, Slot, Unit, flatten, span, zeros
-from gyre_engine.training.model.megatron import all_finite
+from gyre_engine.training.model.flat import FlatParameters, Slot, Unit, all_finite, flatten, span, zeros
 from gyre_engine.training.model.megatron_core import parallel_state
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.model.tree_model import build_model, prepare_process
 from gyre_engine.training.optimizer import shard_store
 from gyre_engine.training.optimizer.shard import Shard, Update
-from gyre_engine.training.ranks.mesh import Mesh
 from gyre_engine.training.ranks.splitting import joined, split
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from gyre_engine.training.mesh import Mesh, Place
 from gyre_engine.training.model.flat import Slot
 from gyre_engine.training.model.shape import ModelShape
-from gyre_engine.training.ranks.mesh import Mesh, Place
 
 _ROWS = ("word_embeddings.weight", "output_layer.weight", "linear_qkv.weight", "linear_qkv.bias")
 """Every rank has a run of rows: words, or groups of heads with their keys and values."""

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from gyre_engine.batching.microstep import PackedMicroStep
 from gyre_engine.losses.config import LossConfig
+from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.metrics import StepMetrics
 from gyre_engine.training.model.flat import FlatParameters, Slot, allocate
-from gyre_engine.training.model.megatron import fill, image_of
 from gyre_engine.training.model.shape import ModelShape
-from gyre_engine.training.model.weights import megatron_shapes, read_image, to_megatron
+from gyre_engine.training.model.weights import fill, image_of, megatron_shapes, read_image, to_megatron
 from gyre_engine.training.ranks.crew import LIMIT_S, Crew
-from gyre_engine.training.ranks.mesh import Mesh, require_fit
+from gyre_engine.training.ranks.fit import require_fit
 from gyre_engine.training.ranks.rank import LEADER, Rank
 from gyre_engine.training.ranks.sharding import Sharding
 from gyre_engine.training.ranks.splitting import joined, split
@@ -32,7 +32,7 @@ from gyre_engine.training.replica import ReplicaOptions, TrainingError, require_
 
 
 class SpreadReplica:
-    """A TrainingReplica (see the port): this process leads, as rank 0, the others it forks. Make it before any thread."""
+    """A CoreReplica (see the port): this process leads, as rank 0, the others it forks. Make it before any thread."""
 
     def __init__(
         self, shape: ModelShape, mesh: Mesh, options: ReplicaOptions | None = None, *, scratch: str = "", limit_s: float = LIMIT_S
@@ -101,7 +101,7 @@ class SpreadReplica:
         return all([self._own.finite(), *self._answers()])
 
     def shards(self) -> SpreadShards:
-        """Where an optimizer of this replica keeps its state."""
+        """See the port: the ranks hold it."""
         return SpreadShards(self.parameters, self._crew, self.mesh.ranks)
 
     def logprobs(self, ids: NDArray[np.int32], *, temperature: float | None = None) -> NDArray[np.float32]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gyre_engine.config import Config, ConfigError, load_config, to_json, with_overrides
-from gyre_engine.training.ranks.mesh import Mesh
+from gyre_engine.training.mesh import Mesh
 from infra.sglang.launch import taken
 from infra.stack import checks, wiring
 from infra.stack.launch import Launch

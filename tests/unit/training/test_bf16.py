@@ -5,8 +5,8 @@ import pytest
 
 from gyre_engine.batching import pack
 from gyre_engine.losses import LossConfig
+from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.optimizer.adamw import AdamW
-from gyre_engine.training.ranks.mesh import Mesh
 from gyre_engine.training.replica import Hyper
 from tests.contract.leaders import Leader
 from tests.contract.replicas import FAMILIES, forest, four_executions, gradient, one_process

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from gyre_engine.batching import pack
 from gyre_engine.losses import LossConfig
-from gyre_engine.training.ranks.mesh import Mesh
+from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
 from tests.contract.leaders import Leader, LeaderGone

@@ -3,8 +3,9 @@
 import pytest
 
 from gyre_engine.experts import Experts
+from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.model.shape import ModelShape
-from gyre_engine.training.ranks.mesh import Mesh, misfits
+from gyre_engine.training.ranks.fit import misfits
 from gyre_engine.training.replica import TrainingError
 
 CONFIG = {

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gyre_engine.training.mesh import Mesh, Place
 from gyre_engine.training.model.flat import allocate
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.model.weights import megatron_shapes
-from gyre_engine.training.ranks.mesh import Mesh, Place, misfits
+from gyre_engine.training.ranks.fit import misfits
 from gyre_engine.training.ranks.sharding import Sharding
 
 SHAPE = ModelShape("qwen3", 2, 4, 6, 4, 2, 2, 8, 64, 1e4, 1e-6, True)

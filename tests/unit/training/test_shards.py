@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gyre_engine.training.ranks.mesh import Mesh
+from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.replica import Hyper
 from tests.contract.leaders import Leader, updates
 from tests.contract.replicas import one_process
