@@ -68,6 +68,16 @@ def test_another_config_of_the_same_weights_is_named(use: Use, tmp_path: Path) -
     assert f"model.path: {tmp_path}/model holds another config.json than r-1 began with: put that back" in refused(use, attached)
 
 
+def test_a_model_of_another_shape_is_the_fault_and_not_the_reference_that_fits_it_no_more(use: Use, tmp_path: Path) -> None:
+    attached = pinned_run(tmp_path, kl=0.1, reference="fixed")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"other weights")
+    (tmp_path / "model" / "config.json").write_text('{"rope_theta": 10000.0, "num_hidden_layers": 4}')
+    said = refused(use, attached)
+    assert "model holds other weights than r-1 began with" in said
+    assert "model holds another config.json than r-1 began with" in said
+    assert "loss.reference" not in said
+
+
 def test_a_reference_that_was_overwritten_is_named(use: Use, tmp_path: Path) -> None:
     attached = pinned_run(tmp_path, kl=0.1, reference="fixed")
     (tmp_path / "fixed" / "model.safetensors").write_bytes(b"other weights")
