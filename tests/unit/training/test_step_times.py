@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from consumers.trainer import opening, stopwatch
+from consumers.trainer import core, opening, stopwatch
+from consumers.trainer.recovery import Recovered, recover
 from consumers.trainer.stopwatch import Stopwatch
 from gyre_engine.batching.step_inputs import StepInputs, step_inputs
 from gyre_engine.events import Event
@@ -17,6 +19,7 @@ from gyre_engine.events.cells import CellRole, SchedulerElected
 from gyre_engine.events.reports import MemberTime, StepReported
 from gyre_engine.events.training import GroupAdmitted
 from gyre_engine.reports import Reports
+from tests.unit.training.cast import Cast, Clock
 from tests.unit.training.test_trainers_protocol import MICRO_STEPS, Bench, begin
 from tests.unit.training.test_trainers_protocol import admitted as empty
 
@@ -65,7 +68,7 @@ def test_a_step_of_two_members_says_what_each_did_with_its_time(bench: Bench) ->
     assert {m.cell: m.publish_s for m in first.members}["c0"] == 0.0, "nothing was published by this core before its first step"
 
 
-def test_what_a_step_waited_for_before_it_opened_is_told_apart(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_step_waited_for_before_it_opened_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups come after 7 s, the role and the burst 3 s later; to pack takes 2 s. The second step had its group at once, and waited
     4 s for its burst alone."""
     now = [0.0]
@@ -89,6 +92,27 @@ def test_what_a_step_waited_for_before_it_opened_is_told_apart(tmp_path: object,
         bench.close()
     assert (first.data_s, first.burst_s, first.prepare_s) == (7.0, 3.0, 2.0)
     assert (second.data_s, second.burst_s, second.prepare_s) == (0.0, 4.0, 2.0)
+
+
+def test_a_recovery_is_no_wait_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core takes over, recovers for 30 s, and gets its first group 7 s later."""
+    now = [0.0]
+    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def slow(*of: Any) -> Recovered:
+        now[0] += 30.0
+        return recover(*of)
+
+    monkeypatch.setattr(core, "recover", slow)
+    cast = Cast(tmp_path, Clock(), 0)
+    try:
+        cast.role("c0", CellRole.TRAINING)
+        cast.next_core()
+        after(cast, now, 7.0, empty(0), SchedulerElected(epoch=1, holder="s"), begin(0, epoch=1))
+        (report,) = reports(cast)
+    finally:
+        cast.close()
+    assert (report.data_s, report.burst_s, report.prepare_s) == (7.0, 0.0, 0.0)
 
 
 def after(bench: Bench, now: list[float], seconds: float, *events: Event) -> None:
@@ -136,5 +160,5 @@ def test_a_core_that_computed_nothing_is_a_member_of_its_step(bench: Bench) -> N
     bench.open_step()
     bench.until(lambda: bench.committed == 1, bench.satellites["c1"], bench.move_core)
     (report,) = reports(bench)
-    core = next(m for m in report.members if m.cell == "c0")
-    assert core == MemberTime("c0", 0, 0, 0, 0.0, core.wait_s, 3.0, 0.0) and core.wait_s > 0
+    idle = next(m for m in report.members if m.cell == "c0")
+    assert idle == MemberTime("c0", 0, 0, 0, 0.0, idle.wait_s, 3.0, 0.0) and idle.wait_s > 0
