@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre_engine.dead_end import DeadEnd
+
 Rows = NDArray[np.uint8]
 """uint8[tokens, width]"""
 
@@ -24,8 +26,11 @@ NO_ROWS: Rows = np.zeros((0, 0), dtype=np.uint8)
 """Nothing was recorded."""
 
 
-class BadRouting(ValueError):
-    """A record of routed experts does not fit its model or its tokens; the message says how."""
+class BadRouting(ValueError, DeadEnd):
+    """A record of routed experts does not fit its model or its tokens; the message says how.
+
+    On the log it stays so. Whoever finds it in an engine's answer makes another error of it: the next answer may fit.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gyre_engine.batching.routed import routed_experts
 from gyre_engine.batching.work import ExecutionWork, Segment
+from gyre_engine.dead_end import DeadEnd
 from gyre_engine.events.calls import ModelCall
 from gyre_engine.events.training import AdmittedExecution
 from gyre_engine.experts import BadRouting, Rows
@@ -23,8 +24,8 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 
-class AssemblyError(ValueError):
-    """The calls do not give what was admitted; the text names the execution, the leaf and both counts."""
+class AssemblyError(ValueError, DeadEnd):
+    """The calls on the log do not give what was admitted; the text names the execution, the leaf and both counts."""
 
 
 def assemble(admitted: AdmittedExecution, calls: Sequence[ModelCall]) -> ExecutionWork:

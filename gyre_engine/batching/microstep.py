@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre_engine.dead_end import DeadEnd
 from gyre_engine.experts import NO_ROWS, Rows
 
 _OF_TARGETS = ("src", "dst", "logprobs", "versions", "weight", "sequence", "share", "reference")
@@ -14,7 +15,7 @@ _OF_TOKENS = ("ids", "position", "end")
 _MAY_BE_EMPTY = ("share", "reference")
 
 
-class InvalidMicroStep(ValueError):
+class InvalidMicroStep(ValueError, DeadEnd):
     """The fields of a micro-step do not fit together."""
 
 

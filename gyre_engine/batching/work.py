@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from gyre_engine.dead_end import DeadEnd
 from gyre_engine.experts import NO_ROWS, Rows
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 
-class InvalidWork(ValueError):
+class InvalidWork(ValueError, DeadEnd):
     """An execution's work contradicts itself; the message names the execution and the field."""
 
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gyre_engine.dead_end import DeadEnd
 from gyre_engine.events import Recorded
 from gyre_engine.log.catching_up import read_until
 from gyre_engine.log.intake import bury
@@ -30,6 +31,10 @@ log = logging.getLogger(__name__)
 
 class HandlingFailed(RuntimeError):
     """A consumer could not handle an event; the text names the consumer and where the event stands."""
+
+
+class NeverHandled(HandlingFailed, DeadEnd):
+    """The same, where the event stays one that cannot be handled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +240,10 @@ class Consumer(ABC):
             raise
         except Exception as error:
             which = _place(record) if count == 1 else f"a batch of {count} from {_place(record)} on"
-            raise HandlingFailed(f"{self.name} could not handle {which}: {type(error).__name__}: {error}") from error
+            said = f"{self.name} could not handle {which}"
+            if isinstance(error, DeadEnd):
+                raise NeverHandled(f"{said}: {error}") from error
+            raise HandlingFailed(f"{said}: {type(error).__name__}: {error}") from error
 
     def _close(self, follower: Follower) -> None:
         """A stop asks the log for nothing more than to keep the positions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from gyre_engine.losses.names import BUILT_IN, LossError, wrong_with
+from gyre_engine.losses.names import BUILT_IN, UnusableLoss, wrong_with
 
 KL_ESTIMATORS = ("k1", "k2", "k3")
 
@@ -43,15 +43,15 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         if self.name not in BUILT_IN and (wrong := wrong_with(self.name)):
-            raise LossError(wrong)
+            raise UnusableLoss(wrong)
         if not 0 < self.clip_low <= 1 or self.clip_high <= 0 or self.cap < 1:
-            raise LossError(
+            raise UnusableLoss(
                 f"loss: need 0 < clip_low <= 1, clip_high > 0 and cap >= 1; got {self.clip_low}, {self.clip_high}, {self.cap}"
             )
         if self.kl < 0 or self.entropy < 0:
-            raise LossError(f"loss.kl and loss.entropy must be at least 0, got {self.kl} and {self.entropy}")
+            raise UnusableLoss(f"loss.kl and loss.entropy must be at least 0, got {self.kl} and {self.entropy}")
         if self.kl_estimator not in KL_ESTIMATORS:
-            raise LossError(f'loss.kl_estimator has no "{self.kl_estimator}"; choose one of {", ".join(KL_ESTIMATORS)}')
+            raise UnusableLoss(f'loss.kl_estimator has no "{self.kl_estimator}"; choose one of {", ".join(KL_ESTIMATORS)}')
 
     @property
     def entropy_use(self) -> Entropy:

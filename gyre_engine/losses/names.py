@@ -11,6 +11,8 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from gyre_engine.dead_end import DeadEnd
+
 BUILT_IN = ("ppo", "grpo", "dr-grpo", "dapo", "gspo", "cispo", "decoupled-ppo", "reinforce")
 GROUP = "gyre.losses"
 SIGNATURE = "(current, targets, config)"
@@ -18,6 +20,10 @@ SIGNATURE = "(current, targets, config)"
 
 class LossError(ValueError):
     """A loss that cannot be used, or that was given what it cannot work on; the message names it and the remedy."""
+
+
+class UnusableLoss(LossError, DeadEnd):
+    """For what stands in the config, on the log or in what is installed. What a package raises may be another thing the next time."""
 
 
 def plugins() -> dict[str, list[EntryPoint]]:
@@ -52,14 +58,14 @@ def wrong_with(name: str) -> str:
 def load_plugin(name: str) -> Callable[..., Any]:
     """The function that an installed package gives for `name`. Raises LossError: it cannot be loaded, or takes other arguments."""
     if wrong := wrong_with(name):
-        raise LossError(wrong)
+        raise UnusableLoss(wrong)
     (entry,) = plugins()[name]
     try:
         function = entry.load()
     except Exception as error:  # code of others: whatever it raises keeps it from being used
         raise LossError(f'loss "{name}": {_origins([entry])} cannot be loaded: {error!r}') from error
     if not callable(function) or not _takes_three(function):
-        raise LossError(f'loss "{name}": {_origins([entry])} must be a function {SIGNATURE}, as docs/losses.md shows')
+        raise UnusableLoss(f'loss "{name}": {_origins([entry])} must be a function {SIGNATURE}, as docs/losses.md shows')
     return function  # type: ignore[no-any-return]
 
 

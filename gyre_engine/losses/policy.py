@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gyre_engine.losses.config import LossConfig
-from gyre_engine.losses.names import LossError, load_plugin
+from gyre_engine.losses.names import LossError, UnusableLoss, load_plugin
 from gyre_engine.losses.surrogates import SURROGATES
 from gyre_engine.losses.targets import LossFunction, Surrogate, Targets
 from gyre_engine.losses.terms import kl_of, shared
@@ -40,7 +40,7 @@ def policy_loss(current: Tensor, targets: Targets, config: LossConfig, entropy: 
     """The loss `config` names of float[m] current log-probabilities (with gradient).
 
     entropy: float[m] of the policy where each target was drawn, with gradient where loss.entropy is above 0; None: not computed.
-    Raises LossError where a term needs what the targets do not have.
+    Raises UnusableLoss where a term needs what the targets do not have.
     """
     found = loss_function(config.name)(current, targets, config)
     estimates, entropies = kl_of(current, targets, config), current.new_empty(0) if entropy is None else entropy
@@ -79,16 +79,16 @@ def _try(name: str, function: LossFunction) -> None:
     except Exception as error:  # code of others: whatever it raises keeps it from being used
         raise LossError(f'loss "{name}" fails on two targets: {error!r}') from error
     if not isinstance(found, Surrogate):
-        raise LossError(f'loss "{name}" must return a gyre_engine.losses.targets.Surrogate, got {type(found).__name__}')
+        raise UnusableLoss(f'loss "{name}" must return a gyre_engine.losses.targets.Surrogate, got {type(found).__name__}')
     shapes = (found.loss.shape, found.clipped.shape, found.ratio.shape)
     if shapes != ((), (2,), (2,)):
-        raise LossError(
+        raise UnusableLoss(
             f'loss "{name}" must give a scalar loss, and clipped and ratio of each target: '
             f"of two targets it gave the shapes {', '.join(str(tuple(shape)) for shape in shapes)}"
         )
     if not found.loss.requires_grad:
-        raise LossError(
+        raise UnusableLoss(
             f'loss "{name}": its loss has no gradient with respect to `current`: compute it without detach or no_grad'
         )
     if found.ratio.requires_grad:
-        raise LossError(f'loss "{name}": its ratio is told, not trained: detach it')
+        raise UnusableLoss(f'loss "{name}": its ratio is told, not trained: detach it')

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gyre_engine.losses.config import LossConfig
-from gyre_engine.losses.names import LossError
+from gyre_engine.losses.names import UnusableLoss
 from gyre_engine.losses.surrogates import bounded_exp
 from gyre_engine.losses.targets import Targets
 
@@ -29,15 +29,15 @@ def kl_estimates(current: Tensor, reference: Tensor, estimator: str) -> Tensor:
             return x.square() / 2
         case "k3":
             return bounded_exp(x) - 1 - x
-    raise LossError(f'loss.kl_estimator has no "{estimator}"')
+    raise UnusableLoss(f'loss.kl_estimator has no "{estimator}"')
 
 
 def kl_of(current: Tensor, targets: Targets, config: LossConfig) -> Tensor:
-    """float[m]; empty where loss.kl is 0. Raises LossError where the micro-step holds no reference."""
+    """float[m]; empty where loss.kl is 0. Raises UnusableLoss where the micro-step holds no reference."""
     if not config.kl:
         return current.new_empty(0)
     if len(targets.reference) != len(current):
-        raise LossError(
+        raise UnusableLoss(
             f"loss.kl is {config.kl}, and this micro-step holds no log-probabilities of the reference policy: it was written without "
             "loss.kl; set it to 0, or begin a new run"
         )
@@ -45,11 +45,11 @@ def kl_of(current: Tensor, targets: Targets, config: LossConfig) -> Tensor:
 
 
 def shared(values: Tensor, targets: Targets, coefficient: float, name: str) -> Tensor:
-    """coefficient x sum of share x value; 0 where the coefficient is. Raises LossError where the micro-step holds no shares."""
+    """coefficient x sum of share x value; 0 where the coefficient is. Raises UnusableLoss where the micro-step holds no shares."""
     if not coefficient:
         return torch.zeros((), dtype=targets.weight.dtype, device=targets.weight.device)
     if len(targets.share) != len(values):
-        raise LossError(
+        raise UnusableLoss(
             f"loss.{name} is {coefficient}, and this micro-step holds no shares of its targets: it was written by an earlier version; "
             f"set loss.{name} = 0, or begin a new run"
         )

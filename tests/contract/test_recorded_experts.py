@@ -8,7 +8,7 @@ import pytest
 from gyre_engine.batching import pack
 from gyre_engine.experts import Experts
 from gyre_engine.losses import LossConfig
-from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.replica import Untrainable
 from tests.contract.replicas import (
     forest,
     gradient,
@@ -146,8 +146,8 @@ def test_a_cut_tree_with_recorded_experts_has_the_gradient_of_the_whole(replica_
 def test_a_record_that_does_not_fit_is_refused(replica_of, folder):
     (step,) = pack([recorded(forest()[0], 0)[0]], 1000)
     replica = one_process(folder("qwen3_moe"))
-    with pytest.raises(TrainingError, match="routed experts: a record of 3 bytes a token"):
+    with pytest.raises(Untrainable, match="routed experts: a record of 3 bytes a token"):
         replica.accumulate(replace(step, experts=step.experts[:, :3]), LossConfig())
-    with pytest.raises(TrainingError, match="the model has none"):
+    with pytest.raises(Untrainable, match="the model has none"):
         one_process(folder("qwen3")).accumulate(step, LossConfig())
     assert not replica.gradient_buffer().any()

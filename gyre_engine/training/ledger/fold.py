@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from gyre_engine.dead_end import DeadEnd
 from gyre_engine.events import Event
 from gyre_engine.events.training import (
     Claimed,
@@ -25,8 +26,8 @@ from gyre_engine.events.training import (
 )
 
 
-class LedgerBroken(RuntimeError):
-    """The ruling core logged something that the fold cannot accept; the process must stop."""
+class LedgerBroken(RuntimeError, DeadEnd):
+    """The ruling core logged something that the fold cannot accept; whoever folds it must stop, and would again."""
 
 
 @dataclass(frozen=True, slots=True)

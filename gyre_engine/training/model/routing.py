@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gyre_engine.experts import FREE, BadRouting, Experts, Rows
 from gyre_engine.training.model.megatron_core import TopKRouter
-from gyre_engine.training.replica import TrainingError
+from gyre_engine.training.replica import Untrainable
 
 
 class Router(TopKRouter):  # type: ignore[misc]
@@ -55,7 +55,7 @@ class Routing:
             router.normed = experts.normed
 
     def set(self, rows: Rows, tokens: int) -> None:
-        """Take a pack's record, until the next one; no rows: route freely. Raises TrainingError."""
+        """Take a pack's record, until the next one; no rows: route freely. Raises Untrainable."""
         given = None if not rows.size else self._read(rows, tokens)
         for number, router in enumerate(self._routers):
             router.given = None if given is None else given[:, number].to(router.weight.device)
@@ -66,7 +66,7 @@ class Routing:
                 raise BadRouting(f"{len(rows)} rows of routed experts for {tokens} tokens")
             return torch.from_numpy(self._experts.routed(rows))
         except BadRouting as error:
-            raise TrainingError(f"routed experts: {error}") from error
+            raise Untrainable(f"routed experts: {error}") from error
 
 
 def mixture_config(experts: Experts | None) -> dict[str, Any]:

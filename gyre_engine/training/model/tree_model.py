@@ -38,7 +38,7 @@ from gyre_engine.training.model.megatron_core import (
 from gyre_engine.training.model.routing import Router, Routing, mixture_config
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.model.vocabulary import VocabularyPart
-from gyre_engine.training.replica import ReplicaOptions, TrainingError
+from gyre_engine.training.replica import ReplicaOptions, Untrainable
 
 
 class TreeModel(GPTModel):  # type: ignore[misc]
@@ -89,7 +89,7 @@ class TreeModel(GPTModel):  # type: ignore[misc]
         if self.routing is not None:
             self.routing.set(experts, len(ids))
         elif experts.size:
-            raise TrainingError(
+            raise Untrainable(
                 "a micro-step records routed experts, but the model has none: were its calls sampled by another one?"
             )
         mask = torch.from_numpy(np.array(end, dtype=np.int32))

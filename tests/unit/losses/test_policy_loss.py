@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gyre_engine.losses import LossConfig, LossError
-from gyre_engine.losses.names import BUILT_IN
+from gyre_engine.losses import LossConfig
+from gyre_engine.losses.names import BUILT_IN, UnusableLoss
 from gyre_engine.losses.policy import policy_loss
 from gyre_engine.losses.surrogates import proximal_logprobs
 from gyre_engine.losses.targets import Targets
@@ -247,7 +247,7 @@ def test_an_entropy_that_is_only_measured_changes_nothing():
 )
 def test_a_term_without_what_it_needs_is_refused(missing, config, words):
     current, given = some()
-    with pytest.raises(LossError, match=words):
+    with pytest.raises(UnusableLoss, match=words):
         computed(current, replace(given, **{missing: np.zeros(0)}), LossConfig(**config), torch.ones(60, dtype=torch.float64))
 
 
@@ -262,5 +262,5 @@ def test_a_term_without_what_it_needs_is_refused(missing, config, words):
     ],
 )
 def test_constants_that_cannot_be_are_refused_by_name(config, words):
-    with pytest.raises(LossError, match=words):
+    with pytest.raises(UnusableLoss, match=words):
         LossConfig(**config)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gyre_engine.batching import pack
-from gyre_engine.losses import LossConfig, LossError
+from gyre_engine.losses import LossConfig
+from gyre_engine.losses.names import UnusableLoss
 from gyre_engine.training.reference import BorrowedReplica, misfit
 from gyre_engine.training.replica import Untrainable
 from tests.contract.replicas import (
@@ -131,7 +132,7 @@ def test_entropies_in_parts_have_the_same_gradient(folder, monkeypatch):
 def test_a_micro_step_without_a_reference_is_refused_and_adds_nothing(folder):
     replica = one_process(folder("qwen3"))
     (step,) = pack(forest(), 1000)
-    with pytest.raises(LossError, match="loss.kl is 0.1, and this micro-step holds no log-probabilities of the reference"):
+    with pytest.raises(UnusableLoss, match="loss.kl is 0.1, and this micro-step holds no log-probabilities of the reference"):
         replica.accumulate(step, LossConfig(kl=0.1))
     assert not replica.gradient_buffer().any()
 
