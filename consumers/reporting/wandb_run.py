@@ -1,12 +1,15 @@
 """Weights & Biases, where `report.wandb` names a project. Its library is an extra, imported here and nowhere else.
 
 Its key comes from the environment (WANDB_API_KEY), which the library reads itself: it passes through nothing of ours.
+
+What is handed to the library is not yet anywhere: a process that is killed takes rows along. So nothing is noted here, and each
+life asks the library at which step it goes on: online the one after the last that the server has, offline the first, as files are
+not resumed.
 """
 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 from consumers.reporting.settings import WandbSettings
@@ -21,8 +24,8 @@ class WandbMissing(RuntimeError):
 
 
 class WandbRun:
-    """One run there of one run here: it goes on under the same id. A step is sent once, also over restarts, but for the one at which a
-    process was killed between sending and noting; W&B online refuses that second one. Raises WandbMissing."""
+    """One run there of one run here, under one id. Online the server gets each step once, over all lives; offline each life writes a
+    folder with all steps. Raises WandbMissing."""
 
     name = "Weights & Biases"
 
@@ -33,16 +36,14 @@ class WandbRun:
             raise WandbMissing(f"report.wandb is set, and wandb is not installed: `{EXTRA}`") from error
         self._name, self._settings = run, settings
         self._run: Any = None
-        self._note: Path = settings.folder / f"{run}.sent"
-        self._sent = int(self._note.read_text()) if self._note.exists() else 0
+        self._next = 0
 
     def show(self, report: StepReported) -> None:
-        if report.step <= self._sent:
-            return
-        self._run = self._run or self._begin()
-        self._run.log({figure.tag: figure.value for figure in figures(report)}, step=report.step)
-        self._note.write_text(str(report.step))
-        self._sent = report.step
+        if self._run is None:
+            self._run = self._begin()
+            self._next = self._run.step
+        if report.step >= self._next:
+            self._run.log({figure.tag: figure.value for figure in figures(report)}, step=report.step, commit=True)
 
     def close(self) -> None:
         if self._run is not None:

@@ -21,7 +21,7 @@ gyre run EXP.toml --set report.wandb=PROJECT           # Weights & Biases, after
 ```
 
 Weights & Biases reads its key from the environment (`WANDB_API_KEY`) and nowhere else; with `report.wandb_mode = "offline"`
-files stand in `.gyre/wandb`, for `wandb sync`. `[report]` in [config.md](config.md) turns each of these off.
+files stand in `.gyre/wandb` (below, Restarts). `[report]` in [config.md](config.md) turns each of these off.
 
 - **One report a step.** The first on the ledger counts; it is a pure function of the ledger and of the decisions and trees
   that the step needed, so neither the order in which topics are read nor a restart changes it. Only the gap is what was
@@ -32,8 +32,13 @@ files stand in `.gyre/wandb`, for `wandb sync`. `[report]` in [config.md](config
   are in neither `tokens/sampled` nor the shares of it, and two runs of the same calls may differ by them. The view
   `sampled_by_step` counts all trees of a step's groups, however late they closed.
 - **Restarts.** A report says in `resume` from where trees and cells must be read again; the ledger and the decisions are
-  read whole. TensorBoard's file is written anew from the reports, Prometheus' totals are counted again, W&B gets what it did
-  not get yet.
+  read whole. TensorBoard's file is written anew from the reports, Prometheus' totals are counted again.
+- **W&B over restarts.** Online a start asks the server for its last step and sends those after it; W&B takes rows of rising
+  steps only, so none is there twice. Offline W&B resumes nothing: each start of `reporting` writes a new folder
+  `.gyre/wandb/wandb/offline-run-TIME-RUN` with all steps from the first on. `wandb sync` the newest alone: W&B replaces the
+  rows of a run by those of the folder that was synced last. The library writes offline rows in blocks of 32 KB and the last
+  ones when it ends, so after a kill -9 the newest folder may lack steps, even all, until the run goes on
+  (`gyre run --resume`) and the next is written; the events and TensorBoard have them.
 - **Memory** of the process: the open step; of committed steps that are not reported their seals; of undecided groups one
   number a model call, of decided ones a few numbers, until their step is reported; a gap a cell; one name a group of the
   run.

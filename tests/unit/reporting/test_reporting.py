@@ -20,6 +20,7 @@ from consumers.reporting.process import Reporting, displays
 from consumers.reporting.prometheus import PortTaken, Prometheus
 from consumers.reporting.settings import ReportingSettings, WandbSettings
 from consumers.reporting.tensorboard_file import TensorBoardFile
+from consumers.reporting.wandb_run import WandbRun
 from gyre_engine.events import Recorded
 from gyre_engine.events.reports import StepReported
 from gyre_engine.log.memory import MemoryLog
@@ -209,28 +210,46 @@ def test_a_board_that_was_cut_off_is_whole_again_and_files_of_others_stay(tmp_pa
 
 
 class FakeWandb:
-    """The few names of the library that are used, as its documentation has them; notes what it is given."""
+    """The few names of the library that are used, as it documents them. A row is out of the process (in a file, or on the server)
+    once the run is finished; `kill` lets the first few of those that were given get out. Offline it resumes nothing; online it goes
+    on at the step after the server's last, and drops rows of earlier ones."""
 
     def __init__(self) -> None:
         self.begun: list[dict[str, Any]] = []
-        self.logged: list[tuple[int, dict[str, float]]] = []
-        self.finished = 0
-        self.fails = False
+        self.out: list[list[tuple[int, dict[str, float]]]] = []
+        self._given: list[tuple[int, dict[str, float]]] = []
+        self.step, self.refused, self.fails = 0, 0, False
 
     def Settings(self, **given: Any) -> SimpleNamespace:
         return SimpleNamespace(**given)
 
     def init(self, **given: Any) -> FakeWandb:
         self.begun.append(given)
+        self._given = []
+        known = [] if given["mode"] == "offline" else [step for life in self.out for step, _ in life]
+        self.step = max(known) + 1 if known else 0
         return self
 
-    def log(self, data: dict[str, float], step: int) -> None:
+    def log(self, data: dict[str, float], step: int, commit: bool) -> None:
         if self.fails:
             raise ConnectionError("no network")
-        self.logged.append((step, data))
+        assert commit, "without it a row is not finished before the next one comes"
+        if step < self.step:
+            self.refused += 1
+        else:
+            self._given.append((step, data))
+            self.step = step + 1
 
     def finish(self) -> None:
-        self.finished += 1
+        self.kill(len(self._given))
+
+    def kill(self, left: int) -> None:
+        self.out.append(self._given[:left])
+
+    @property
+    def steps(self) -> list[list[int]]:
+        """Of each life."""
+        return [[step for step, _ in life] for life in self.out]
 
 
 @pytest.fixture
@@ -241,30 +260,47 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
     return fake
 
 
-def sent_to(project: str, folder: Path) -> ReportingSettings:
-    return ReportingSettings(wandb=WandbSettings(project, "offline", folder, {"run": {"steps": 2}}))
+def sent_to(project: str, folder: Path, mode: str = "offline") -> ReportingSettings:
+    return ReportingSettings(wandb=WandbSettings(project, mode, folder, {"run": {"steps": 2}}))
 
 
-def test_what_weights_and_biases_gets_once_over_restarts(
-    wandb: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_weights_and_biases_gets(wandb: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(0)
     log = two_steps()
-    for _ in range(2):
-        follow(log, *displays(sent_to("p", tmp_path), "r"))
-    assert [step for step, _ in wandb.logged] == [1, 2]
-    assert wandb.logged[0][1]["tokens/dedup_ratio"] == 1.5 and wandb.logged[0][1]["time/compute/c1"] == 2.0
-    begun = wandb.begun[0]
+    follow(log, *displays(sent_to("p", tmp_path), "r"))
+    assert wandb.steps == [[1, 2]]
+    row = wandb.out[0][0][1]
+    assert row["tokens/dedup_ratio"] == 1.5 and row["time/compute/c1"] == 2.0
+    (begun,) = wandb.begun
     assert (begun["project"], begun["id"], begun["mode"], begun["resume"]) == ("p", "r", "offline", "allow")
     assert begun["config"] == {"run": {"steps": 2}} and begun["settings"].console == "off"
-    assert (len(wandb.begun), wandb.finished) == (1, 1), "the second life has nothing to send and begins nothing"
-    told = [
-        repr(wandb.begun),
-        caplog.text,
-        *(repr(r) for r in log.read("training")),
-        *(f.read_text() for f in tmp_path.iterdir()),
-    ]
+    told = [repr(wandb.begun), caplog.text, *(repr(r) for r in log.read("training"))]
     assert not [text for text in told if "very-secret" in text]
+
+
+@pytest.mark.parametrize(
+    ("mode", "left", "lives"),
+    [
+        ("offline", 2, [[1, 2], [1, 2]]),
+        ("offline", 1, [[1], [1, 2]]),
+        ("offline", 0, [[], [1, 2]]),
+        ("online", 2, [[1, 2], []]),
+        ("online", 1, [[1], [2]]),
+        ("online", 0, [[], [1, 2]]),
+    ],
+)
+def test_what_a_kill_kept_from_weights_and_biases_the_next_life_sends(
+    wandb: FakeWandb, tmp_path: Path, mode: str, left: int, lives: list[list[int]]
+) -> None:
+    """Offline each life's file is whole; online the server has each step once, and nothing is sent that it would refuse."""
+    log, settings = two_steps(), sent_to("p", tmp_path, mode)
+    follow(log)
+    killed = WandbRun("r", settings.wandb)  # type: ignore[arg-type]
+    for record in reported(log):
+        killed.show(record.event)  # type: ignore[arg-type]
+    wandb.kill(left)
+    follow(log, *displays(settings, "r"))
+    assert (wandb.steps, wandb.refused) == (lives, 0)
 
 
 def test_where_it_fails_the_others_go_on(wandb: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -275,7 +311,7 @@ def test_where_it_fails_the_others_go_on(wandb: FakeWandb, tmp_path: Path, caplo
     assert "Weights & Biases shows nothing any more" in caplog.text
     wandb.fails = False
     follow(log, *displays(sent_to("p", tmp_path), "r"))
-    assert [step for step, _ in wandb.logged] == [1, 2], "the next life sends what was missed"
+    assert wandb.steps == [[1, 2]], "the next life sends what was missed"
 
 
 def test_without_the_library_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
