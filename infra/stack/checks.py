@@ -30,7 +30,7 @@ from gyre_engine.training.replica import TrainingError
 from gyre_engine.transfer.kinds import why_not
 from infra.sglang.launch import PYTHON as SGLANG
 from infra.sglang.launch import no_gpu, taken
-from infra.stack import vocabulary, wiring
+from infra.stack import tensors, vocabulary, wiring
 from infra.stack.ports import free_ports, is_free
 from producers.runner.harnesses import HarnessError
 from producers.runner.process import harness_of
@@ -81,14 +81,15 @@ def _model(config: Config) -> Iterator[Problem]:
     elif not model.is_dir():
         yield Problem(f"model.path: {model} is no folder (relative paths are taken from the config's folder)", at)
     else:
-        yield from (Problem(f"model.path: {text}", at) for text in (*_broken_files(model), *vocabulary.misfits(model)))
+        yield from (
+            Problem(f"model.path: {text}", at)
+            for text in (*_broken_files(model), *tensors.misfits(model), *vocabulary.misfits(model))
+        )
 
 
 def _broken_files(model: Path) -> Iterator[str]:
     if not os.access(model / "tokenizer.json", os.R_OK):
         yield f"{model / 'tokenizer.json'} cannot be read"
-    if not list(model.glob("*.safetensors")):
-        yield f"{model} holds no *.safetensors file"
     try:
         json.loads((model / "config.json").read_text(encoding="utf-8"))
     except OSError:
@@ -354,10 +355,20 @@ def _loss(config: Config) -> Iterator[Problem]:
             yield Problem(f"loss.name: {error}", (("loss", "name"),))
     if not (config.loss.kl and config.loss.reference):
         return
+    model, reference = Path(config.model.path), Path(config.loss.reference)
     with suppress(TrainingError, OSError, ValueError, KeyError):
-        model, reference = Path(config.model.path), Path(config.loss.reference)
-        if wrong := misfit(ModelShape.of_folder(model), reference) or vocabulary.other_words(model, reference):
-            yield Problem(f"loss.reference: {wrong}", (("loss", "reference"),))
+        policy = ModelShape.of_folder(model)
+        yield from (Problem(f"loss.reference: {text}", (("loss", "reference"),)) for text in _unfit(policy, model, reference))
+
+
+def _unfit(policy: ModelShape, model: Path, reference: Path) -> Iterator[str]:
+    """The first of these alone: files of another model have nothing that could be compared."""
+    if wrong := misfit(policy, reference):
+        yield wrong
+    elif broken := list(tensors.misfits(reference) if reference != model else ()):
+        yield from broken
+    elif wrong := vocabulary.other_words(model, reference):
+        yield wrong
 
 
 def _report(config: Config) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Whether a model folder's words agree: those of its tokenizer (what agents and engines speak), its config.json and its weights.
+"""Whether a model folder's words agree: those of its tokenizer (what agents and engines speak) and its config.json.
 
 And whether a reference policy means by each id what the policy means.
 """
@@ -9,11 +9,8 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
-
-EMBEDDING = "model.embed_tokens.weight"
 
 
 def misfits(model: Path) -> Iterator[str]:
@@ -27,9 +24,6 @@ def misfits(model: Path) -> Iterator[str]:
             f"tokenizer.json has words up to {last}, config.json has vocab_size {size}: the trainer could not train on what the "
             "engine reads; are both of the same model?"
         )
-    rows = _rows(model)
-    if rows is not None and rows != size:
-        yield f"{EMBEDDING} has {rows} rows, config.json has vocab_size {size}: export the model again with its own config.json"
 
 
 def other_words(policy: Path, reference: Path) -> str:
@@ -57,18 +51,3 @@ def _words(model: Path) -> dict[str, int]:
         return Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
     except Exception:  # the library raises plain exceptions; the proxy, which needs it whole, tells them
         return {}
-
-
-def _rows(model: Path) -> int | None:
-    """From the headers of the safetensors files: no tensor is read."""
-    for path in sorted(model.glob("*.safetensors")):
-        with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-            return int(_header(path)[EMBEDDING]["shape"][0])
-    return None
-
-
-def _header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header: dict[str, Any] = json.loads(file.read(min(length, path.stat().st_size)))
-    return header

@@ -10,6 +10,7 @@ from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from gyre_engine.training.model.flat import FlatParameters
+from gyre_engine.training.model.hf_shapes import hf_shapes
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.replica import TrainingError, Untrainable
 
@@ -87,16 +88,6 @@ def to_hf(megatron: Mapping[str, Tensor], shape: ModelShape) -> dict[str, Tensor
     return dict(sorted(out.items()))
 
 
-def hf_names(shape: ModelShape) -> set[str]:
-    """Every tensor that a Hugging Face state of this shape holds."""
-    names = set(_plain_names(shape))
-    for layer in range(shape.layers):
-        split = [f"self_attn.{part}_proj.{kind}" for part in "qkv" for kind in _qkv_kinds(shape)]
-        split += [f"{ours}{part}_proj.weight" for ours, _ in _feed_forwards(shape, layer) for part in ("gate", "up")]
-        names |= {f"model.layers.{layer}.{name}" for name in split}
-    return names
-
-
 def megatron_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Every parameter of the whole model under Megatron's name."""
     heads, groups = shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
@@ -151,7 +142,7 @@ def _plain_names(shape: ModelShape) -> dict[str, str]:
 
 
 def _check_names(hf: Mapping[str, Tensor], shape: ModelShape) -> None:
-    expected = hf_names(shape)
+    expected = set(hf_shapes(shape))
     missing, extra = sorted(expected - set(hf)), sorted(set(hf) - expected - {"lm_head.weight"})
     if missing or extra:
         raise Untrainable(

@@ -4,8 +4,11 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from renderers.configs import config_from_name
+from safetensors.numpy import save_file
 
 from gyre_engine.config import ConfigError, load_config, read_source
 from infra.stack import checks
@@ -23,7 +26,7 @@ def model(folder: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({}))
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
+    save_file({}, folder / "model.safetensors")
 
 
 @pytest.fixture
@@ -74,26 +77,109 @@ def test_every_file_that_a_model_lacks_is_named(experiment: Path, tmp_path: Path
     ]  # fmt: skip
 
 
-def vocabulary(folder: Path, words: int, said: int, rows: int) -> None:
-    """A tokenizer of `words` words, a config that says `said`, an embedding of `rows` rows."""
+SHAPE = {
+    "model_type": "llama", "num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 6,
+    "vocab_size": 62, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+def llama(folder: Path, *, words: int = 5, rows: int = 62, **config: int) -> dict[str, NDArray[np.float16]]:
+    """A model of SHAPE, changed by `config`: a tokenizer of `words` words, `rows` of embedding and output, all its tensors."""
+    folder.mkdir(exist_ok=True)
     tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(words)}, "unk_token": "w0"}}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "config.json").write_text(json.dumps({"vocab_size": said}))
-    header = json.dumps(
-        {"model.embed_tokens.weight": {"dtype": "F32", "shape": [rows, 1], "data_offsets": [0, 4 * rows]}}
-    ).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * rows))
+    (folder / "config.json").write_text(json.dumps({**SHAPE, **config}))
+    sizes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (rows, 8), "lm_head.weight": (rows, 8), "model.norm.weight": (8,)
+    }  # fmt: skip
+    for layer in ("model.layers.0", "model.layers.1"):
+        sizes |= {f"{layer}.self_attn.{part}_proj.weight": (8, 8) for part in "qkvo"}
+        sizes |= {f"{layer}.{part}_layernorm.weight": (8,) for part in ("input", "post_attention")}
+        sizes |= {f"{layer}.mlp.{part}_proj.weight": (6, 8) for part in ("gate", "up")}
+        sizes |= {f"{layer}.mlp.down_proj.weight": (8, 6)}
+    tensors = {name: np.zeros(size, np.float16) for name, size in sizes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
 
 
 def test_a_vocabulary_that_differs_from_the_engines_is_told(experiment: Path, tmp_path: Path) -> None:
     """An embedding may have more rows than there are words (padding); not fewer, and not others than config.json says."""
-    vocabulary(tmp_path / "model", words=5, said=8, rows=8)
+    llama(tmp_path / "model", words=5, vocab_size=8, rows=8)
     check_before_start(load_config(experiment))
-    vocabulary(tmp_path / "model", words=9, said=8, rows=6)
+    llama(tmp_path / "model", words=9, vocab_size=8, rows=6)
     said = problems(experiment)
     assert len(said) == 2
-    assert "tokenizer.json has words up to 8, config.json has vocab_size 8" in said[0]
-    assert "model.embed_tokens.weight has 6 rows, config.json has vocab_size 8" in said[1]
+    assert "holds lm_head.weight and 1 more with shape [6, 8], its config.json says [8, 8]" in said[0]
+    assert "tokenizer.json has words up to 8, config.json has vocab_size 8" in said[1]
+
+
+@pytest.fixture(params=["model", "reference"])
+def broken(request: pytest.FixtureRequest, experiment: Path, tmp_path: Path) -> tuple[Path, str]:
+    """A whole model's folder that a test breaks, and how an error of it begins."""
+    for name in ("model", "reference"):
+        llama(tmp_path / name)
+    experiment.write_text(experiment.read_text() + '[loss]\nkl = 0.1\nreference = "reference"\n')
+    check_before_start(load_config(experiment))
+    line = "line 2: model.path" if request.param == "model" else "line 9: loss.reference"
+    return tmp_path / request.param, f"config error in {experiment}, {line}: {tmp_path / request.param}"
+
+
+@pytest.mark.parametrize("kept", [0, 20, -1])
+def test_weights_that_are_cut_short_are_told(experiment: Path, broken: tuple[Path, str], kept: int) -> None:
+    folder, begin = broken
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    [line] = problems(experiment)
+    assert line.startswith(f"{begin}/model.safetensors is cut short or no safetensors file (")
+    assert line.endswith("): copy or download it again")
+
+
+def test_tensors_that_are_not_there_are_told(experiment: Path, broken: tuple[Path, str]) -> None:
+    """In one file, and in one of two."""
+    folder, begin = broken
+    whole = llama(folder)
+    first = {name: tensor for name, tensor in whole.items() if "layers.1" not in name}
+    save_file(first, folder / "model.safetensors")
+    [line] = problems(experiment)
+    assert line == (
+        f"{begin}/model.safetensors lacks model.layers.1.input_layernorm.weight and 8 more, which its config.json asks for: "
+        "is a file of it not there, or config.json another model's? copy the whole model again"
+    )
+    second = {name: whole[name] for name in whole.keys() - first.keys()}
+    save_file(second, folder / "second.safetensors")
+    check_before_start(load_config(experiment))
+    del second["model.layers.1.mlp.up_proj.weight"]
+    save_file(second, folder / "second.safetensors")
+    [line] = problems(experiment)
+    assert line.startswith(f"{begin} lacks model.layers.1.mlp.up_proj.weight, which its config.json asks for: ")
+
+
+def test_tensors_that_nobody_asked_for_and_of_other_shapes_are_told(experiment: Path, broken: tuple[Path, str]) -> None:
+    folder, begin = broken
+    state = llama(folder)
+    state["model.layers.2.mlp.up_proj.weight"] = state["model.layers.1.mlp.up_proj.weight"]
+    state["model.layers.0.mlp.down_proj.weight"] = np.zeros((8, 5), np.float16)
+    save_file(state, folder / "model.safetensors")
+    unexpected, other = problems(experiment)
+    assert unexpected == (
+        f"{begin}/model.safetensors holds model.layers.2.mlp.up_proj.weight, of which its config.json knows nothing: "
+        "is that another model's? put the model's own config.json there"
+    )
+    assert other == (
+        f"{begin}/model.safetensors holds model.layers.0.mlp.down_proj.weight with shape [8, 5], its config.json says [8, 6]: "
+        "put the model's own config.json there"
+    )
+
+
+def test_a_folder_without_weights_is_told(experiment: Path, broken: tuple[Path, str]) -> None:
+    folder, begin = broken
+    (folder / "model.safetensors").unlink()
+    assert problems(experiment) == [f"{begin} holds no *.safetensors file: save the model with safetensors"]
+
+
+def test_an_output_of_its_own_is_passed_over_where_the_embedding_is_shared(experiment: Path, tmp_path: Path) -> None:
+    llama(tmp_path / "model", tie_word_embeddings=True)
+    check_before_start(load_config(experiment))
 
 
 @pytest.mark.parametrize(("wrong", "near"), [("qwen33", "qwen3"), ("glm5", "glm-5"), ("kimi_k2", "kimi-k2")])
@@ -211,16 +297,9 @@ def test_a_transfer_that_this_machine_cannot_have_is_told_with_what_it_lacks(
     assert "python3-pyverbs" in told
 
 
-SHAPE = {
-    "model_type": "llama", "num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 8,
-    "vocab_size": 62, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
-}  # fmt: skip
-
-
 def test_a_reference_of_another_vocabulary_is_told(experiment: Path, tmp_path: Path) -> None:
-    model(tmp_path / "other")
-    (tmp_path / "model" / "config.json").write_text(json.dumps(SHAPE))
-    (tmp_path / "other" / "config.json").write_text(json.dumps({**SHAPE, "vocab_size": 64}))
+    llama(tmp_path / "model")
+    llama(tmp_path / "other", vocab_size=64, rows=64)
     experiment.write_text(experiment.read_text() + '[loss]\nkl = 0.1\nreference = "other"\n')
     assert problems(experiment) == [
         f"config error in {experiment}, line 9: loss.reference: {tmp_path}/other has a vocabulary of 64 tokens, the policy one of 62: "
@@ -230,10 +309,8 @@ def test_a_reference_of_another_vocabulary_is_told(experiment: Path, tmp_path: P
 
 def test_a_reference_that_means_other_words_by_the_same_ids_is_told(experiment: Path, tmp_path: Path) -> None:
     """Of one size: two words of its tokenizer are exchanged. One more at its end, where the policy has none, is no other word."""
-    model(tmp_path / "other")
     for name, words in (("model", 5), ("other", 6)):
-        vocabulary(tmp_path / name, words, said=8, rows=8)
-        (tmp_path / name / "config.json").write_text(json.dumps({**SHAPE, "vocab_size": 8}))
+        llama(tmp_path / name, words=words)
     experiment.write_text(experiment.read_text() + '[loss]\nkl = 0.1\nreference = "other"\n')
     check_before_start(load_config(experiment))
     tokenizer = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
