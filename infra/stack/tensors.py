@@ -25,7 +25,7 @@ class Stored:
 
 
 def misfits(model: Path) -> Iterator[str]:
-    """What is wrong, with file, tensor and remedy. A config.json that tells no shape is not this check's to tell."""
+    """What is wrong, with file, tensor and remedy. A config.json that is no JSON is not this check's to tell."""
     files = sorted(model.glob("*.safetensors"))
     if not files:
         yield f"{model} holds no *.safetensors file: save the model with safetensors"
@@ -51,7 +51,14 @@ def _headers(file: Path) -> dict[str, Stored]:
 def _unlike(found: Mapping[str, Stored], model: Path) -> Iterator[str]:
     try:
         wanted = hf_shapes(ModelShape.of_folder(model))
-    except (TrainingError, OSError, ValueError, KeyError, TypeError, AttributeError):
+    except TrainingError as error:
+        if (model / "config.json").is_file():
+            yield f"{model / 'config.json'}: {error}"
+        return
+    except KeyError as error:
+        yield f"{model / 'config.json'} has no {error.args[0]}: put the model's own config.json there"
+        return
+    except (OSError, ValueError, TypeError, AttributeError):
         return
     yield from _missing(sorted(wanted.keys() - found.keys()), found, model)
     yield from _unexpected(sorted(found.keys() - wanted.keys() - {OUTPUT}), found)

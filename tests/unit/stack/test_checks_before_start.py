@@ -22,17 +22,35 @@ def task(folder: Path, name: str) -> None:
     (folder / name / "tests" / "test.sh").write_text("exit 0\n")
 
 
-def model(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({}))
-    (folder / "tokenizer.json").write_text("{}")
-    save_file({}, folder / "model.safetensors")
+SHAPE = {
+    "model_type": "llama", "num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 6,
+    "vocab_size": 62, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+def llama(folder: Path, *, words: int = 5, rows: int = 62, **config: int) -> dict[str, NDArray[np.float16]]:
+    """A model of SHAPE, changed by `config`: a tokenizer of `words` words, `rows` of embedding and output, all its tensors."""
+    folder.mkdir(exist_ok=True)
+    tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(words)}, "unk_token": "w0"}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "config.json").write_text(json.dumps({**SHAPE, **config}))
+    sizes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (rows, 8), "lm_head.weight": (rows, 8), "model.norm.weight": (8,)
+    }  # fmt: skip
+    for layer in ("model.layers.0", "model.layers.1"):
+        sizes |= {f"{layer}.self_attn.{part}_proj.weight": (8, 8) for part in "qkvo"}
+        sizes |= {f"{layer}.{part}_layernorm.weight": (8,) for part in ("input", "post_attention")}
+        sizes |= {f"{layer}.mlp.{part}_proj.weight": (6, 8) for part in ("gate", "up")}
+        sizes |= {f"{layer}.mlp.down_proj.weight": (8, 6)}
+    tensors = {name: np.zeros(size, np.float16) for name, size in sizes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
 
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
     """One that can be run."""
-    model(tmp_path / "model")
+    llama(tmp_path / "model")
     task(tmp_path / "tasks", "one")
     path = tmp_path / "exp.toml"
     path.write_text('[model]\npath = "model"\n[runner]\nsandbox = "none"\n[[data]]\npath = "tasks"\n')
@@ -75,31 +93,6 @@ def test_every_file_that_a_model_lacks_is_named(experiment: Path, tmp_path: Path
     assert [word for word in ("tokenizer.json", "*.safetensors", "config.json") if any(word in line for line in said)] == [
         "tokenizer.json", "*.safetensors", "config.json"
     ]  # fmt: skip
-
-
-SHAPE = {
-    "model_type": "llama", "num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 6,
-    "vocab_size": 62, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
-}  # fmt: skip
-
-
-def llama(folder: Path, *, words: int = 5, rows: int = 62, **config: int) -> dict[str, NDArray[np.float16]]:
-    """A model of SHAPE, changed by `config`: a tokenizer of `words` words, `rows` of embedding and output, all its tensors."""
-    folder.mkdir(exist_ok=True)
-    tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(words)}, "unk_token": "w0"}}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "config.json").write_text(json.dumps({**SHAPE, **config}))
-    sizes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (rows, 8), "lm_head.weight": (rows, 8), "model.norm.weight": (8,)
-    }  # fmt: skip
-    for layer in ("model.layers.0", "model.layers.1"):
-        sizes |= {f"{layer}.self_attn.{part}_proj.weight": (8, 8) for part in "qkvo"}
-        sizes |= {f"{layer}.{part}_layernorm.weight": (8,) for part in ("input", "post_attention")}
-        sizes |= {f"{layer}.mlp.{part}_proj.weight": (6, 8) for part in ("gate", "up")}
-        sizes |= {f"{layer}.mlp.down_proj.weight": (8, 6)}
-    tensors = {name: np.zeros(size, np.float16) for name, size in sizes.items()}
-    save_file(tensors, folder / "model.safetensors")
-    return tensors
 
 
 def test_a_vocabulary_that_differs_from_the_engines_is_told(experiment: Path, tmp_path: Path) -> None:
@@ -175,6 +168,18 @@ def test_a_folder_without_weights_is_told(experiment: Path, broken: tuple[Path, 
     folder, begin = broken
     (folder / "model.safetensors").unlink()
     assert problems(experiment) == [f"{begin} holds no *.safetensors file: save the model with safetensors"]
+
+
+def test_a_model_that_cannot_be_trained_is_told(experiment: Path, tmp_path: Path) -> None:
+    for key, value, said in (
+        ("model_type", "gpt2", "config.json: model_type 'gpt2' cannot be trained; supported: "),
+        ("hidden_act", "gelu", "config.json: hidden_act 'gelu' cannot be trained; supported: silu"),
+        ("rms_norm_eps", None, "config.json has no rms_norm_eps: put the model's own config.json there"),
+    ):
+        changed = {name: given for name, given in {**SHAPE, key: value}.items() if given is not None}
+        (tmp_path / "model" / "config.json").write_text(json.dumps(changed))
+        [line] = problems(experiment)
+        assert line.startswith(f"config error in {experiment}, line 2: model.path: {tmp_path}/model/{said}")
 
 
 def test_an_output_of_its_own_is_passed_over_where_the_embedding_is_shared(experiment: Path, tmp_path: Path) -> None:
