@@ -94,7 +94,7 @@ class Core:
 
     @property
     def owes(self) -> bool:
-        """Whether a committed version is still to be published or stored."""
+        """Whether a committed version is still to be published or stored, or older checkpoints to be removed."""
         return self._dues.open
 
     def advance(self) -> bool:
@@ -107,10 +107,10 @@ class Core:
             self._patience = Patience(time.monotonic())
         return moved
 
-    def store_what_is_due(self) -> None:
-        """For a process that was told to stop, once it has read back what it wrote. A deposed core has nothing to store."""
-        if self._rules:
-            self._dues.store_what_is_due()
+    def pay_last(self) -> bool:
+        """For a process that was told to stop, once it has read back what it wrote: store or remove what is due, a part a call;
+        whether there was one. A deposed core has none."""
+        return self._rules and self._dues.pay_last()
 
     def _move(self) -> bool:
         if self._dues.advance():

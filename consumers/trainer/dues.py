@@ -31,8 +31,8 @@ class Dues:
 
     @property
     def open(self) -> bool:
-        """Whether anything is still to be published or stored."""
-        return self._unpublished is not None or self._unstored is not None
+        """Whether anything is still to be published, stored or removed."""
+        return any(due is not None for due in (self._unpublished, self._unstored, self._stored))
 
     @property
     def held(self) -> int:
@@ -73,19 +73,20 @@ class Dues:
         """Pay one part; whether there was one that could be paid."""
         if self._unpublished is not None and not self.held_back_by:
             self._publish(self._unpublished)
-        elif self._unstored is not None:
+        elif not self.pay_last():
+            return False
+        self.since_paid = Stopwatch()
+        return True
+
+    def pay_last(self) -> bool:
+        """A part of what is due to the store alone, as where the process ends; whether there was one that could be paid."""
+        if self._unstored is not None:
             self._store(*self._unstored)
         elif self._stored is not None and self._may_prune(self._stored):
             self._prune(self._stored)
         else:
             return False
-        self.since_paid = Stopwatch()
         return True
-
-    def store_what_is_due(self) -> None:
-        """The checkpoint alone, where one is due: the process ends."""
-        if self._unstored is not None:
-            self._store(*self._unstored)
 
     def _publish(self, probe: list[int]) -> None:
         began = Stopwatch()

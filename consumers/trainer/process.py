@@ -85,10 +85,11 @@ class Trainer(Consumer):
         return 0.0 if self._busy else IDLE_POLL_S
 
     def last_words(self, follower: Follower) -> None:
-        """The run may end with the last commit: its checkpoint is stored first."""
-        if self._core is not None and self._core.owes:
+        """The run may end with the last commit: its checkpoint is stored first, and those go that it replaces."""
+        while self._core is not None and self._core.owes:
             self.read_on(lambda: self._pen.dry, "the ledger did not give back what was written before the stop")
-            self._core.store_what_is_due()
+            if not self._core.pay_last():
+                return
 
     def shut(self) -> None:
         self._transfer.close()

@@ -48,6 +48,13 @@ class InBursts(Speaking):
 Staged = Callable[..., Any]
 
 
+class KeepsOne(Speaking):
+    """The newest checkpoint alone stays."""
+
+    def settings(self, cell: str) -> TrainerSettings:
+        return replace(super().settings(cell), checkpoint_keep=1)
+
+
 @pytest.fixture
 def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Staged]:
     """Casts of any kind; their clock is `cast.clock`."""
@@ -82,7 +89,7 @@ def test_a_deposed_core_stores_no_checkpoint_of_what_it_committed(staged: Staged
     old, _ = deposed_at_its_commit(cast)
     with pytest.raises(Deposed):
         old.advance()
-    old.store_what_is_due()
+    assert not old.pay_last()
     assert checkpoint.steps(cast.url) == []
     cast.finish(1)
     cast.check(1)
@@ -110,8 +117,25 @@ def test_a_checkpoint_that_was_due_is_stored_when_the_process_is_told_to_stop(st
     cast.until(lambda: cast.core.owes, *cast.satellites.values(), cast.move_core)
     cast.read_on()
     assert cast.committed == 1 and checkpoint.steps(cast.url) == []
-    cast.core.store_what_is_due()
+    assert cast.core.pay_last()
     assert checkpoint.steps(cast.url) == [1] and [e.step for e in cast.events(Checkpointed)] == [1]
+
+
+def test_a_process_that_is_told_to_stop_leaves_no_more_checkpoints_than_are_kept(staged: Staged) -> None:
+    """Told so at any move after the last commit; the older one goes once the new one's event was read back."""
+    for moves in range(4):
+        cast = staged(1, KeepsOne)
+        run(cast, 1)
+        cast.open_step()
+        cast.until(lambda cast=cast: cast.committed == 2, *cast.satellites.values(), cast.move_core)
+        for _ in range(moves):
+            cast.move_core()
+        while cast.core.owes:
+            cast.read_on()
+            if not cast.core.pay_last():
+                break
+        assert checkpoint.steps(cast.url) == [2], moves
+        assert [e.step for e in cast.events(Checkpointed)] == [1, 2]
 
 
 def an_evaluation(version: int) -> Dispatched:
@@ -181,10 +205,6 @@ def test_without_an_evaluation_a_new_core_publishes_what_is_committed_alone(stag
 
 
 def test_while_an_evaluation_needs_the_version_before_no_older_checkpoint_goes(staged: Staged) -> None:
-    class KeepsOne(Speaking):
-        def settings(self, cell: str) -> TrainerSettings:
-            return replace(super().settings(cell), checkpoint_keep=1)
-
     cast = staged(1, KeepsOne)
     run(cast, 1)
     cast.log.append_all([an_evaluation(1)])
@@ -193,6 +213,7 @@ def test_while_an_evaluation_needs_the_version_before_no_older_checkpoint_goes(s
     for _ in range(20):
         cast.move_core()
     assert checkpoint.steps(cast.url) == [1, 2]
+    assert not cast.core.pay_last() and checkpoint.steps(cast.url) == [1, 2], "not at a stop either"
     cast.log.append_all([report(1)])
     cast.until(lambda: checkpoint.steps(cast.url) == [2], cast.move_core)
     assert [e.version for e in published(cast, epoch=1)] == [0, 1, 2]
