@@ -70,7 +70,7 @@ class TreeModel(GPTModel):  # type: ignore[misc]
         return cast(Tensor, self.decoder.final_layernorm(hidden)) if self.post_process else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[m, hidden] -> [m, vocab], or this rank's part of the vocabulary; never of 16 bits, as what follows is summed."""
+        """[m, hidden] -> [m, vocab], or this rank's part of it: made in the model's type, then 16 bits are widened, as sums follow."""
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else None
         out: Tensor = self.output_layer(hidden[:, None], weight=weight)[0]
