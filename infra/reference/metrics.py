@@ -21,7 +21,7 @@ gyre run EXP.toml --set report.wandb=PROJECT           # Weights & Biases, after
 ```
 
 Weights & Biases reads its key from the environment (`WANDB_API_KEY`) and nowhere else; with `report.wandb_mode = "offline"`
-files stand in `.gyre/wandb` (below, Restarts). `[report]` in [config.md](config.md) turns each of these off.
+files stand in `.gyre/wandb` (below, W&B over restarts). `[report]` in [config.md](config.md) turns each of these off.
 
 - **One report a step.** The first on the ledger counts; it is a pure function of the ledger and of the decisions and trees
   that the step needed, so neither the order in which topics are read nor a restart changes it. Only the gap is what was
