@@ -1,7 +1,7 @@
 """The other ranks of a cell: processes that its leader forks, has work, and takes with it.
 
 promises  a rank does not outlive its leader; a leader that loses a rank ends with an error at once, also while it is idle; a rank
-          that answers no more ends it after `limit_s`
+          that answers no more ends it after `limit_s`; what no start mends in a rank is the leader's end for good
 
 Fork before the process has threads: a fork copies the calling one alone. Orders go over a pipe as msgpack, because ranks wait for them
 without a limit; tensors go over the process group (gloo on the loopback).
@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from gyre_engine.dead_end import DEAD_END, DeadEnd
 from gyre_engine.lifeline import die_with_parent
 from gyre_engine.training.model.megatron_core import parallel_state
 from gyre_engine.training.ranks.orders import decode, encode
@@ -141,8 +142,8 @@ class Crew:
         if not self._closing:
             code = os.waitstatus_to_exitcode(status)
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-            logger.critical("rank %d of this cell (process %d) %s: its leader ends too, and both start anew", rank, pid, how)
-            os._exit(os.EX_SOFTWARE)
+            logger.critical("rank %d of this cell (process %d) %s: its leader ends too", rank, pid, how)
+            os._exit(DEAD_END if code == DEAD_END else os.EX_SOFTWARE)
 
 
 def _threads() -> int:
@@ -161,8 +162,9 @@ def _become(rank: int, leader: int, orders: Connection, meeting: Meeting, make: 
         meeting.join(rank)
         _obey(make(rank), orders)
         status = os.EX_OK
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        status = DEAD_END if isinstance(error, DeadEnd) else status
     finally:
         os._exit(status)
 

@@ -11,7 +11,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from gyre_engine.batching import pack
+from gyre_engine.dead_end import DEAD_END
 from gyre_engine.losses import LossConfig
+from gyre_engine.losses.names import UnusableLoss
 from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.reference import BorrowedReplica
 from gyre_engine.training.replica import ReplicaOptions, TrainingError
@@ -142,6 +144,16 @@ def test_a_rank_that_is_killed_ends_its_idle_leader_with_an_error(lead):
     os.kill(rank, signal.SIGKILL)
     leader.process.join(KILL_LIMIT_S)
     assert leader.process.exitcode == os.EX_SOFTWARE
+
+
+def test_a_rank_that_no_start_mends_ends_its_leader_for_good(lead):
+    """Each rank reads the same of the log: none of them can train on it the next time either."""
+    leader = lead(Mesh(data=2))
+    (step,) = pack(forest(), 1000)
+    with pytest.raises((UnusableLoss, LeaderGone)):
+        leader.accumulate(step, LossConfig(kl=0.1))  # without a reference
+    leader.process.join(KILL_LIMIT_S)
+    assert leader.process.exitcode == DEAD_END
 
 
 def test_ranks_do_not_outlive_a_killed_leader(lead):
