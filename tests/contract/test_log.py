@@ -14,8 +14,10 @@ from gyre_engine.events.cells import SchedulerElected
 from gyre_engine.events.executions import Scored, Started
 from gyre_engine.events.log import DeadLetter
 from gyre_engine.log.memory import MemoryLog, MemoryStore
+from gyre_engine.log.micro_steps import LoggedMicroSteps
 from gyre_engine.log.names import full_name, partition_of
 from gyre_engine.log.port import Follower, Log, UnreadableEvent
+from tests.unit.training.test_trainers_protocol import micro_step
 
 PARTITIONS = 2
 Put = Callable[[str, bytes, bytes | None], None]
@@ -126,6 +128,17 @@ def test_reading_takes_a_start_and_an_end(log: Log) -> None:
     log.append_all([SchedulerElected(epoch=n, holder="s") for n in range(10)])
     read = log.read("commands", start={("commands", 0): 3}, end={("commands", 0): 7})
     assert [r.event.epoch for r in read] == [3, 4, 5, 6]  # type: ignore[attr-defined]
+
+
+def test_micro_steps_are_found_a_step_at_a_time_behind_reads_that_broke_off(log: Log) -> None:
+    """A step's are asked for long after those of the step before, and again, and once from behind what was read."""
+    works = {step: [micro_step(step, k) for k in range(3)] for step in (2, 1, 3)}
+    log.append_all([event for events in works.values() for event in events])
+    reader = LoggedMicroSteps(log)
+    for step in (1, 2, 1, 3):
+        asked = [event.micro_step for event in works[step]]
+        assert {name: event.step for name, event in reader.of(asked).items()} == dict.fromkeys(asked, step)
+    assert reader.of(["another"]) == {}
 
 
 def test_raw_reading_gives_every_record_as_it_stands_each_partition_in_its_order(log: Log) -> None:
