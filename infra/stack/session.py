@@ -130,7 +130,8 @@ class Session:
             while True:
                 for record in follower.poll(0.5):
                     self._see(record)
-                show(self.view)
+                if follower.at_end():  # a run that is resumed shows where it stands, not how its log begins
+                    show(self.view)
                 keeper.tend()
                 over = self.supervisor.wait(0.0)
                 if over and not self._runner_is_done():
