@@ -1,9 +1,18 @@
-"""`gyre sql`: from the running stack's ClickHouse, the configured server, or the folder's own, opened for now."""
+"""`gyre sql`: from the running stack's ClickHouse, the configured server, or the folder's own, opened for now.
+
+Where the stack that had the folder was killed, its tables are brought to the end of its log first.
+"""
 
 from __future__ import annotations
 
-from consumers.analytics.query import embedded_query, query, reader_address
+import sys
+
+from consumers.analytics.query import embedded_query, query, reader_address, running
+from consumers.analytics.settings import url_file
+from gyre_engine.log.kafka import KafkaLog
+from infra.cli.attach import kafka
 from infra.cli.errors import CommandError
+from infra.cli.tables import bring_up_to_date
 from infra.stack.launch import Launch
 from infra.stack.layout import StackFolder
 from infra.supervisor.spec import State
@@ -26,7 +35,32 @@ def ask(folder: StackFolder, sql: str, form: str | None) -> int:
         raise CommandError(_why_absent(folder, state))
     if not folder.clickhouse.exists():
         raise CommandError(f"{folder.root} holds no ClickHouse data: run an experiment with clickhouse.enabled first")
+    if launch is not None and _was_killed(folder):
+        _bring_up_to_date(folder, launch)
     return embedded_query(folder.clickhouse, sql, form)
+
+
+def _was_killed(folder: StackFolder) -> bool:
+    """Whether who owned the tables ended without a word: one that ends in order inserts what it read and takes its address along."""
+    return url_file(folder.clickhouse).exists() and running(folder.clickhouse) is None
+
+
+def _bring_up_to_date(folder: StackFolder, launch: Launch) -> None:
+    """What its log has and the tables lack. Where that is not to be had now, it is said, and the tables answer as they are."""
+    _say(f"the stack of {launch.run} was killed: its tables are brought to the end of its log first")
+    try:
+        with kafka(folder) as settings:
+            log = KafkaLog(settings, launch.run)
+            try:
+                bring_up_to_date(log, launch.settings, folder)
+            finally:
+                log.close()
+    except (RuntimeError, OSError) as error:  # the broker, the log, the folder: whatever keeps it away
+        _say(f"the last steps of {launch.run} may be missing here: {error}")
+
+
+def _say(text: str) -> None:
+    print(f"gyre: {text}", file=sys.stderr)
 
 
 def _why_absent(folder: StackFolder, state: StackState) -> str:
