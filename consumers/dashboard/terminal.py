@@ -121,7 +121,8 @@ def final_table(view: RunView, console: Console, seconds: float) -> None:
         interval = f"{report.mean:.3f}  [{report.low:.3f}, {report.high:.3f}]  ({report.episodes} episodes)"
         table.add_row(f"reward on {report.split}, version {report.version}", interval)
     table.add_row("steps", _steps(view))
-    table.add_row("executions", f"{view.dispatched} dispatched, {view.finished} finished, {view.discarded} discarded")
+    again = f", {view.tried_again} tried again" if view.tried_again else ""
+    table.add_row("executions", f"{view.dispatched} dispatched, {view.finished} finished, {view.discarded} discarded{again}")
     table.add_row("tokens", f"{view.sampled.tokens:,} sampled, {view.trained_tokens:,} trained")
     table.add_row("role switches", str(view.switches))
     table.add_row("errors seen by agents", str(view.agent_errors))

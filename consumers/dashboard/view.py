@@ -28,6 +28,8 @@ class RunView:
     dispatched: int = 0
     finished: int = 0
     discarded: int = 0
+    tried_again: int = 0
+    """Attempts that were discarded and followed by another."""
     time_outs: TimeOuts = field(default_factory=TimeOuts)
     sampled: Sampled = field(default_factory=Sampled)
     switches: int = 0
@@ -53,6 +55,7 @@ class RunView:
                 self.agent_errors += event.ending is Ending.HARNESS_CRASHED
             case Discarded():
                 self.discarded += event.final
+                self.tried_again += not event.final
                 self.time_outs.see(event)
             case ModelCall() | ProxyOwns():
                 self.sampled.see(event)
