@@ -35,7 +35,7 @@ def ask(folder: StackFolder, sql: str, form: str | None) -> int:
         raise CommandError(_why_absent(folder, state))
     if not folder.clickhouse.exists():
         raise CommandError(f"{folder.root} holds no ClickHouse data: run an experiment with clickhouse.enabled first")
-    if launch is not None and _was_killed(folder):
+    if launch is not None and launch.settings.clickhouse.enabled and _was_killed(folder):
         _bring_up_to_date(folder, launch)
     return embedded_query(folder.clickhouse, sql, form)
 
