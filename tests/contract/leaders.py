@@ -6,7 +6,6 @@ The leader is forked from a parent that has Megatron loaded, as the supervisor's
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,10 +14,9 @@ import numpy as np
 from gyre_engine.training.mesh import Mesh
 from gyre_engine.training.model.shape import ModelShape
 from gyre_engine.training.replica import Hyper, ReplicaOptions
+from tests.forks import FORKED
 
 PATIENCE_S = 120.0
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["gyre_engine.training.ranks.spread", "gyre_engine.training.optimizer.adamw"])
 
 
 class LeaderGone(RuntimeError):
@@ -29,8 +27,8 @@ class Leader:
     """A SpreadReplica in another process; its methods, and `call` for what else a test asks of it. Loaded at version 3."""
 
     def __init__(self, folder, mesh: Mesh, limit_s: float = 60.0, **options: Any) -> None:
-        self.link, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=_lead, args=(theirs, folder, mesh, ReplicaOptions(**options), limit_s))
+        self.link, theirs = FORKED.Pipe()
+        self.process = FORKED.Process(target=_lead, args=(theirs, folder, mesh, ReplicaOptions(**options), limit_s))
         self.process.start()
         theirs.close()
         self.shape = ModelShape.of_folder(folder)

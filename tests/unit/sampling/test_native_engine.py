@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import socket
@@ -33,6 +32,7 @@ from gyre_engine.sampling.native.shape import ModelShape, read_shape
 from gyre_engine.sampling.native.weights import read_weights
 from gyre_engine.sampling.sglang import SGLangEngine
 from producers.cells.engine_server import end_with, run_engine_server
+from tests.forks import FORKED
 
 LONG = SamplingParams(max_tokens=480, seed=1)
 
@@ -209,13 +209,11 @@ def test_the_port_and_its_light_implementations_never_import_torch() -> None:
 
 async def test_a_forked_process_serves_until_it_is_terminated(folder: Path) -> None:
     """As a cell starts it: out of a fork server that has imported torch."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gyre_engine.sampling.native"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     where = {"host": "127.0.0.1", "port": port, "kv_capacity": 4096, "max_batch": 4}
-    process = context.Process(target=run_engine_server, args=(os.fspath(folder), "v7"), kwargs=where)
+    process = FORKED.Process(target=run_engine_server, args=(os.fspath(folder), "v7"), kwargs=where)
     process.start()
     client = SGLangEngine(f"http://127.0.0.1:{port}")
     try:

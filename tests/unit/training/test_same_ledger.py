@@ -6,7 +6,6 @@ work spread over one, two or three processes, and the weights' hashes are those 
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -27,6 +26,7 @@ from gyre_engine.sampling.native.shape import ModelShape as FreshShape
 from gyre_engine.training.ledger.merge import accumulate, merge, update
 from gyre_engine.training.optimizer.adamw import AdamW
 from gyre_engine.training.replica import Hyper, ReplicaOptions
+from tests.forks import FORKED
 from tests.unit.training.cast import Cast, Clock, history_of
 from tests.unit.training.test_faults_of_trainers import POINTS, die_at
 from tests.works import first_leaves
@@ -41,8 +41,6 @@ SHAPE = FreshShape(
     architecture="qwen3", vocab=VOCAB, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, norm_eps=1e-6, rope_theta=1e4,
     max_context=128, tied=True, qk_norm=True, qkv_bias=False,
 )  # fmt: skip
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["gyre_engine.training.model.megatron", "gyre_engine.training.optimizer.adamw"])
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +197,8 @@ def _compute(link: Connection, model: str) -> None:
 def processes(model: Path) -> Iterator[list[Connection]]:
     links, made = [], []
     for _ in range(3):
-        link, theirs = CONTEXT.Pipe()
-        made.append(CONTEXT.Process(target=_compute, args=(theirs, str(model)), daemon=True))
+        link, theirs = FORKED.Pipe()
+        made.append(FORKED.Process(target=_compute, args=(theirs, str(model)), daemon=True))
         made[-1].start()
         theirs.close()
         links.append(link)
