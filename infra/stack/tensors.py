@@ -58,7 +58,7 @@ def _unlike(found: Mapping[str, Stored], model: Path) -> Iterator[str]:
     except KeyError as error:
         yield f"{model / 'config.json'} has no {error.args[0]}: put the model's own config.json there"
         return
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return
     yield from _missing(sorted(wanted.keys() - found.keys()), found, model)
     yield from _unexpected(sorted(found.keys() - wanted.keys() - {OUTPUT}), found)

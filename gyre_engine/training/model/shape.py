@@ -54,8 +54,17 @@ class ModelShape:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> ModelShape:
-        """From the fields of a config.json. Raises TrainingError for what would not be trained exactly."""
-        _check_supported(config)
+        """From the fields of a config.json. Raises TrainingError for what would not be trained exactly or is no such field."""
+        try:
+            _check_supported(config)
+            return cls._of_fields(config)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise TrainingError(
+                f"config.json has a field of another kind than models have ({error}): put the model's own config.json there"
+            ) from error
+
+    @classmethod
+    def _of_fields(cls, config: Mapping[str, Any]) -> ModelShape:
         heads = int(config["num_attention_heads"])
         return cls(
             family=str(config["model_type"]),

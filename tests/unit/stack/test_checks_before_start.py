@@ -339,3 +339,12 @@ def test_an_installed_loss_that_cannot_work_is_told(experiment: Path, tmp_path: 
         f'config error in {experiment}, line 8: loss.name: loss "odd-loss": odd_losses:loss of odd must be a function '
         "(current, targets, config), as docs/losses.md shows"
     ]
+
+
+@pytest.mark.parametrize("said", ["null", '"wide"', "[8]"])
+def test_a_config_json_whose_field_is_of_another_kind_is_told(experiment: Path, broken: tuple[Path, str], said: str) -> None:
+    folder, begin = broken
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": json.loads(said)}))
+    lines = problems(experiment)
+    assert any(line.startswith(begin) and "config.json" in line for line in lines), lines
